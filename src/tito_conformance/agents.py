@@ -67,10 +67,6 @@ class SimulatedAgent:
         self.messages.clear()
         self.reasons.update(CLEARED)
 
-    def copied_messages(self) -> list[Message]:
-        """Return a deep copy of the history, as Strands passes it to a model."""
-        return copy.deepcopy(self.messages)
-
     def fingerprint(self) -> list[str]:
         """Return the system prompt and each message as JSON text, in which 1, 1.0 and true differ."""
         return [json.dumps(item, sort_keys=True, default=bytes.hex) for item in (self.system, *self.messages)]
@@ -106,10 +102,6 @@ class SimulatedAgent:
             self.messages[-1]["content"] += blocks
         else:
             self.messages.append({"role": "user", "content": blocks})
-
-    def all_calls(self) -> list[Any]:
-        """Return every call of the history."""
-        return [use for message in self.messages for use in tool_uses(message)]
 
     def edit(self, at: int, text: str) -> None:
         """Replace the text of a message that has one."""

@@ -276,9 +276,9 @@ class Tally:
             raise BrokenLawError(check, problem, where)
         self.passed[check] += cases
 
-    def skip(self, check: str, reason: str, cases: int = 1) -> None:
-        """Count cases that could not be checked."""
-        self.not_applicable.setdefault(check, Counter())[reason] += cases
+    def skip(self, check: str, reason: str | Exception, cases: int = 1) -> None:
+        """Count cases that could not be checked, by the first line of the reason."""
+        self.not_applicable.setdefault(check, Counter())[str(reason).partition("\n")[0]] += cases
 
 
 @dataclass(frozen=True, slots=True)

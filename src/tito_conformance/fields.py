@@ -21,16 +21,13 @@ from tito_conformance.checks import Tally, Where, set_place, together
 from tito_conformance.fixed import ABSENT, NEAR_TIE_NATS, check_causality, check_prefixes
 from tito_conformance.oracle import offsets
 from tito_conformance.sampler import QUESTIONS, Draw, Question, draw_of, drawn, top_of
-from tito_conformance.semantics import LONG_PROMPTS, long_prompt, row
+from tito_conformance.semantics import LONG_PROMPTS, MAX_TOKENS, ask, ask_if_accepted, long_prompt, row
 from tito_conformance.target import LEAST_TOP, ConnectedServer, can_stream
-from tito_core.backend import OptionalOutputs
-from tito_core.backend.errors import BadRequestError
 from tito_core.backend.protocol import TokenResponse
 from tito_core.ledger import Finish
 from tito_core.ledger.columns import TokenIds
 
 PROMPTS = ("Count to ten.", "Name a colour.", "Write a line about rain.", "What is 17 * 3?")
-MAX_TOKENS = 24
 SEEDED_TOKENS = 8
 """Tokens of seeded answers: few, so that noise in the last bits of a probability seldom changes one."""
 TRIES = 4
@@ -81,7 +78,7 @@ async def check(server: ConnectedServer, tally: Tally, repeats: int) -> None:
     if repeats > 1 and (limit is None or limit > LONG_PROMPTS[0] + MAX_TOKENS):
         prompts[1] = long_prompt(server, LONG_PROMPTS[0])
     for number, prompt in enumerate(prompts):
-        plain = await _ask(server, prompt, GREEDY, likeliest=True)
+        plain = await ask(server, prompt, GREEDY, likeliest=True)
         await _check_batch(server, tally, prompt, plain, number)
         if number == 0:
             await _check_seeds(server, tally, prompt)
@@ -108,19 +105,6 @@ async def check_greedy(server: ConnectedServer, tally: Tally, penalised: bool | 
                 server.compared("ids", "likeliest", answer.request_id)
                 # Half of the answer goes into the prompt, whose tokens must not count.
                 prompt = np.concatenate([prompt, answer.output_ids[: len(answer.output_ids) // 2]])
-
-
-async def _ask(
-    server: ConnectedServer,
-    prompt: TokenIds,
-    sampling: Mapping[str, Any],
-    *,
-    streamed: bool = False,
-    likeliest: bool = False,
-) -> TokenResponse:
-    k = top_of(server) if likeliest and not server.needs_top_k else 0
-    params = server.sampling(**{"max_new_tokens": MAX_TOKENS, **sampling})
-    return await server.answer(prompt, params, streamed=streamed, outputs=OptionalOutputs(top_logprobs=k))
 
 
 def _bare(answer: TokenResponse) -> Draw:
@@ -305,21 +289,10 @@ def _streams(server: ConnectedServer, number: int) -> bool:
 
 
 async def _one(
-    server: ConnectedServer,
-    tally: Tally,
-    prompt: TokenIds,
-    sampling: Mapping[str, Any],
-    number: int,
-    *,
-    likeliest: bool = False,
+    server: ConnectedServer, tally: Tally, prompt: TokenIds, sampling: Mapping[str, Any], number: int, **how: bool
 ) -> TokenResponse | None:
     """Return an answer, streamed for odd numbers; None if the server refuses the parameters."""
-    try:
-        return await _ask(server, prompt, sampling, streamed=_streams(server, number), likeliest=likeliest)
-    except BadRequestError as error:
-        names = ", ".join(name for name in sampling if name != "temperature")
-        tally.skip("obeyed", f"{names}: {str(error).partition(chr(10))[0]}")
-        return None
+    return await ask_if_accepted(server, tally, "obeyed", prompt, sampling, streamed=_streams(server, number), **how)
 
 
 def _require_expected(
@@ -371,7 +344,7 @@ def _require_same_logprobs(
 async def _check_seeds(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> None:
     """Ask twice with each seed: whole with all others, then streamed with all others in the reverse order."""
     plain = {"temperature": 1.0, "seed": SEEDS[1]}
-    one, other = [await _ask(server, prompt, plain) for _ in range(2)]
+    one, other = [await ask(server, prompt, plain) for _ in range(2)]
     if not server.target.seeds and not np.array_equal(one.output_ids, other.output_ids):
         tally.skip("seeded", "The server does not obey seeds; --seeds makes that an error.")
         return
@@ -416,7 +389,7 @@ async def _check_state(server: ConnectedServer, tally: Tally, prompt: TokenIds, 
             if "extra" not in extreme:
                 return
             del extreme["extra"], extreme["stop"]
-        answer = await _ask(server, prompt if number == 0 else server.prompt_of(QUESTIONS[0]), sampling)
+        answer = await ask(server, prompt if number == 0 else server.prompt_of(QUESTIONS[0]), sampling)
         if number == 0:
             place = Where(sampling=GREEDY, streamed=False, request_id=answer.request_id)
             _require_expected(tally, Plain.of(server, plain), GREEDY, answer, place, f"right after {extreme}, ")

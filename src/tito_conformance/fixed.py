@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -246,6 +245,19 @@ async def check_abort(server: ConnectedServer, tally: Tally) -> None:
             await compare_scores(server, tally, "rescored", ids, abort.aborted.logprobs, sampling, "after an abort")
 
 
+class Arrivals:
+    """Counts the tokens of a streamed answer, as its `on_chunk`; `enough` is set once there are `least`."""
+
+    def __init__(self, least: int = 1) -> None:
+        self.least, self.tokens, self.enough = least, 0, asyncio.Event()
+
+    def __call__(self, chunk: TokenChunk) -> None:
+        """Count a chunk."""
+        self.tokens += len(chunk.output_ids)
+        if self.tokens >= self.least:
+            self.enough.set()
+
+
 @dataclass(frozen=True)
 class Abort:
     """A stream that was aborted.
@@ -267,19 +279,14 @@ async def _abort_all_but_one(
     server: ConnectedServer, prompt: TokenIds, sampling: SamplingParams
 ) -> tuple[list[Abort], TokenResponse]:
     """Return the aborted streams, and the answer of the last one, which was not."""
-    counts, begun = Counter[str](), {uuid.uuid4().hex: asyncio.Event() for _ in range(ABORTS + 1)}
-    ends: dict[str, float] = {}
+    begun, ends = {uuid.uuid4().hex: Arrivals() for _ in range(ABORTS + 1)}, dict[str, float]()
 
     async def one(name: str) -> TokenResponse:
-        def count(chunk: TokenChunk) -> None:
-            counts[name] += len(chunk.output_ids)
-            begun[name].set()
-
         try:
-            return await server.answer(prompt, sampling, on_chunk=count, request_id=name)
+            return await server.answer(prompt, sampling, on_chunk=begun[name], request_id=name)
         finally:
             ends[name] = time.monotonic()
-            begun[name].set()
+            begun[name].enough.set()
 
     *names, last = begun
     server.aborting.update(names)
@@ -287,11 +294,11 @@ async def _abort_all_but_one(
     aborts: list[tuple[bool, int, float]] = []
     try:
         for name in begun:
-            await begun[name].wait()
+            await begun[name].enough.wait()
         for name in names:
             early = tasks[name].done()
             await server.policy.backend.abort(name)
-            aborts.append((early, counts[name], time.monotonic()))
+            aborts.append((early, begun[name].tokens, time.monotonic()))
         done = [
             Abort(early, known, await tasks[name], ends[name] - at)
             for name, (early, known, at) in zip(names, aborts, strict=True)

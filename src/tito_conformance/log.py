@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,7 +22,6 @@ from tito_core.backend.id_text import SAME_ECHO, Pieces
 from tito_core.backend.images import PromptImages, expanded
 from tito_core.backend.protocol import (
     Backend,
-    ImageScorer,
     OnChunk,
     RawResponse,
     RawScores,
@@ -148,17 +147,17 @@ class Recorder:
             self.raw.append(_generation(request, raw))
         return raw
 
-    async def score(self, token_ids: TokenIds, **adapter: Any) -> RawScores:
-        """See `Backend.score`."""
+    async def score(self, token_ids: TokenIds, *images: PromptImages, **adapter: Any) -> RawScores:
+        """See `Backend.score`, and for images `ImageScorer`."""
         self._count()
+        inner: Any = self.inner
         async with self.gate:
-            return await self.inner.score(token_ids, **adapter)
+            scores: RawScores = await (inner.score_with_images if images else inner.score)(
+                token_ids, *images, **adapter
+            )
+        return scores
 
-    async def score_with_images(self, token_ids: TokenIds, images: PromptImages, **adapter: Any) -> RawScores:
-        """See `ImageScorer`; only for a backend that is one."""
-        self._count()
-        async with self.gate:
-            return await cast(ImageScorer, self.inner).score_with_images(token_ids, images, **adapter)
+    score_with_images = score
 
     def _count(self) -> None:
         self.requests += 1

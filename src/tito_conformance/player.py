@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import re
 import threading
@@ -210,10 +211,9 @@ class Player:
 
     def stream(self, agent: SimulatedAgent, **arguments: Any) -> AsyncGenerator[Any]:
         """Stream the model's answer to an agent's history."""
+        messages: Any = copy.deepcopy(agent.messages)  # as Strands passes it to a model
         tools: Any = self.server.tools or None
-        stream = self.model.stream(
-            cast(Any, agent.copied_messages()), tools, agent.system, model_state=agent.model_state, **arguments
-        )
+        stream = self.model.stream(messages, tools, agent.system, model_state=agent.model_state, **arguments)
         return cast(AsyncGenerator[Any], stream)
 
     def where(self, index: int, position: int | None = None) -> Where:
@@ -257,7 +257,7 @@ class Player:
     def _check_rendering(self, agent: SimulatedAgent, turn: Turn) -> None:
         """Compare a turn's delta with the template's own rendering of the whole history."""
         tally, renderer = self.tally, self.renderer
-        if any(use["name"] == MALFORMED_CALL for use in agent.all_calls()):
+        if any(use["name"] == MALFORMED_CALL for message in agent.messages for use in tool_uses(message)):
             tally.skip("rendering", "The history holds a malformed call, whose feedback the client writes.")
             return
         whole = renderer.text(agent.messages, agent.system, self.server.tools)
@@ -538,7 +538,7 @@ class Player:
         try:
             answer = await self.run_turn(agent, **arguments)
         except (UnsupportedToolChoiceError, BadRequestError) as error:
-            self.tally.skip("constrained", _first_line(error))
+            self.tally.skip("constrained", error)
             agent.messages.pop()
             return None
         except REFUSALS as error:
@@ -554,7 +554,7 @@ class Player:
         """Sample a turn without its grammar, and count the check as skipped. Raise again if another fault remains."""
         self.abandoned += isinstance(error, GenerationAbortedError)
         await self.sample(agent)
-        self.tally.skip(check, _first_line(error))
+        self.tally.skip(check, error)
 
 
 def _optional_outputs(move: m.Want, server: ConnectedServer) -> OptionalOutputs:
@@ -606,7 +606,3 @@ def _check_still_open(output: list[int], tags: list[list[int]], closes: str, tal
         (begin,), (end,) = tags
         last = next((token for token in reversed(output) if token in (begin, end)), begin)
         tally.require("rendering", last == begin, f"{closes}, which the answer had closed already.", 1, where)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

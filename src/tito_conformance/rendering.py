@@ -36,29 +36,13 @@ class Renderer:
 
     def text(self, messages: Sequence[Any], system: str | None, tools: Sequence[Any]) -> str | None:
         """Render a history with a generation prompt. Return None if the template refuses it."""
+        told = [(tool["name"], tool["description"], tool["inputSchema"]["json"]) for tool in tools]
         functions = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool["name"],
-                    "description": tool["description"],
-                    "parameters": tool["inputSchema"]["json"],
-                },
-            }
-            for tool in tools
+            {"type": "function", "function": {"name": name, "description": text, "parameters": schema}}
+            for name, text, schema in told
         ]
-        try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    to_template_messages(messages, system),
-                    tools=functions or None,
-                    add_generation_prompt=True,
-                    tokenize=False,
-                    **self._arguments,
-                )
-            )
-        except Exception:  # a template is a program and may raise anything
-            return None
+        translated = to_template_messages(messages, system)
+        return self._render(translated, tools=functions or None, add_generation_prompt=True)
 
     def pictures(self, messages: Sequence[Any], system: str | None) -> list[str]:
         """Return the sha256 (hex) of each picture of a history, in the order in which the template shows them."""
@@ -116,11 +100,11 @@ class Renderer:
         found = re.match(r"\s*".join(["", *map(re.escape, ["".join(closers[:1])[begun:], *closers[1:]])]), delta)
         return found[0] if found and opened else ""
 
-    def _render(self, messages: Sequence[Any]) -> str | None:
-        """Render template messages without a generation prompt. Return None if the template refuses them."""
+    def _render(self, messages: Sequence[Any], **more: Any) -> str | None:
+        """Render template messages. Return None if the template refuses them."""
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **self._arguments))
-        except Exception:  # see `text`
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **more, **self._arguments))
+        except Exception:  # a template is a program and may raise anything
             return None
 
     def _without_final_controls(self, text: str) -> str:

@@ -385,7 +385,7 @@ async def _restricted(
     try:
         groups = await together(_draws(server, tally, each, question, k, count) for each in prompts)
     except BadRequestError as error:
-        tally.skip("sampler", f"{question.name}: {str(error).partition(chr(10))[0]}")
+        tally.skip("sampler", f"{question.name}: {error}")
         return _empty()
     ends = list(server.policy.stop_token_ids)
     vocabulary = info.vocab_size or len(server.policy.tokenizer)

@@ -27,6 +27,7 @@ from tito_conformance.target import LEAST_TOP, ConnectedServer
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BadRequestError
 from tito_core.backend.generate import score
+from tito_core.backend.protocol import TokenResponse
 from tito_core.ledger.columns import TokenIds
 
 LONG_PROMPTS = (640, 1_089, 2_032)
@@ -56,8 +57,8 @@ QUESTION_TOKENS = 32
 """Tokens at the end of a long prompt: the question, and what the template writes after it."""
 LEAST_FOR_BIAS = 100
 """Tokens below which a mean difference says little."""
-PENALISED_TOKENS = 24
-"""Tokens of an answer that tells whether logprobs include penalties."""
+MAX_TOKENS = 24
+"""Tokens of an answer of which nothing else is said."""
 PENALISED_COLDER = Question(
     "temperature 0.713, presence_penalty -1.987", {"temperature": 0.713, "presence_penalty": -1.987}
 )
@@ -84,7 +85,7 @@ async def check_occurrences(server: ConnectedServer, tally: Tally, prompt: Token
     """Let a bias repeat one token until its frequency penalty outweighs that: each occurrence must count."""
     token = int(prompt[0])
     prefixes = [np.concatenate([prompt, np.full(count, token, np.int32)]) for count in range(MOST_OCCURRENCES + 1)]
-    rows = [row(each) for each in await together(_ask(server, each, {"temperature": 1.0}) for each in prefixes)]
+    rows = await together(_likeliest(server, each) for each in prefixes)
     own = (await score(server.policy.backend, [*prefixes[-1].tolist(), token]))[len(prompt) :]
     others = [max((value for each, value in found.items() if each != token), default=math.nan) for found in rows]
     # What the bias must be for the token to come once more after so many occurrences.
@@ -94,12 +95,12 @@ async def check_occurrences(server: ConnectedServer, tally: Tally, prompt: Token
         if needed[count] - max(needed[:count]) > 4 * near:
             bias = round((needed[count] + max(needed[:count])) / 2, 3)
             sampling = {"temperature": 0.0, "frequency_penalty": FREQUENCY, "extra": {"logit_bias": {str(token): bias}}}
-            question = Question(f"frequency_penalty {FREQUENCY:g} and a bias of {bias:g}", sampling)
-            draw = await _ask_if_accepted(server, tally, "obeyed", question, prompt, count + 1)
-            if draw is not None:
-                came = int(np.argmin([*(draw.ids == token), False]))
+            asked = {**sampling, "max_new_tokens": count + 1}
+            answer = await ask_if_accepted(server, tally, "obeyed", prompt, asked)
+            if answer is not None:
+                came = int(np.argmin([*(answer.output_ids == token), False]))
                 problem = f"token {token} came {came} times before another one, not {count} times."
-                tally.require("obeyed", came == count, problem, 1, Where(sampling=question.sampling))
+                tally.require("obeyed", came == count, problem, 1, Where(sampling=sampling))
             return
 
 
@@ -158,21 +159,35 @@ def long_prompt(server: ConnectedServer, length: int) -> TokenIds:
     return np.concatenate([ids[: length - QUESTION_TOKENS], ids[-QUESTION_TOKENS:]])
 
 
-async def _ask(server: ConnectedServer, prompt: TokenIds, sampling: Mapping[str, Any], tokens: int = 1) -> Draw:
-    """Return one answer with the likeliest tokens of each place."""
-    params = server.sampling(max_new_tokens=tokens, **sampling)
-    return draw_of(await server.answer(prompt, params, outputs=OptionalOutputs(top_logprobs=top_of(server))))
+async def ask(
+    server: ConnectedServer,
+    prompt: TokenIds,
+    sampling: Mapping[str, Any],
+    *,
+    streamed: bool = False,
+    likeliest: bool = False,
+) -> TokenResponse:
+    """Return an answer of `MAX_TOKENS` at most, with the likeliest tokens of each place if the server lists them."""
+    k = top_of(server) if likeliest and not server.needs_top_k else 0
+    params = server.sampling(**{"max_new_tokens": MAX_TOKENS, **sampling})
+    return await server.answer(prompt, params, streamed=streamed, outputs=OptionalOutputs(top_logprobs=k))
 
 
-async def _ask_if_accepted(
-    server: ConnectedServer, tally: Tally, check: str, question: Question, prompt: TokenIds, tokens: int
-) -> Draw | None:
-    """Return one answer; None, with the check counted as skipped, if the server refuses the parameters."""
+async def ask_if_accepted(
+    server: ConnectedServer, tally: Tally, check: str, prompt: TokenIds, sampling: Mapping[str, Any], **how: bool
+) -> TokenResponse | None:
+    """Return an answer; None, with the check counted as skipped, if the server refuses the parameters."""
     try:
-        return await _ask(server, prompt, question.sampling, tokens)
+        return await ask(server, prompt, sampling, **how)
     except BadRequestError as error:
-        tally.skip(check, f"{question.name}: {str(error).partition(chr(10))[0]}")
+        names = ", ".join(name for name in sampling if name not in ("temperature", "max_new_tokens"))
+        tally.skip(check, f"{names}: {error}")
         return None
+
+
+async def _likeliest(server: ConnectedServer, prompt: TokenIds) -> dict[int, float]:
+    """Return the likeliest next tokens, likeliest first."""
+    return row(draw_of(await ask(server, prompt, {"temperature": 1.0, "max_new_tokens": 1}, likeliest=True)))
 
 
 def row(draw: Draw, at: int = 0) -> dict[int, float]:
@@ -185,17 +200,10 @@ async def _penalised(server: ConnectedServer, tally: Tally, question: Question, 
     """Return whether reported logprobs include penalties, after a comparison with those without."""
     if server.policy.info.processed_logprobs is None:
         return None
-    draw = await _ask_if_accepted(server, tally, "semantics", question, prompt, PENALISED_TOKENS)
-    if draw is None:
+    answer = await ask_if_accepted(server, tally, "semantics", prompt, question.sampling, likeliest=True)
+    if answer is None:
         return None
-    return await _compare_penalties(server, tally, question, prompt, draw, range(1, PENALISED_TOKENS, 2))
-
-
-async def _compare_penalties(
-    server: ConnectedServer, tally: Tally, question: Question, prompt: TokenIds, draw: Draw, places: Sequence[int]
-) -> bool | None:
-    """Compare logprobs under penalties with those without; return whether they include penalties."""
-    with_, without = await _distances(server, question, prompt, draw, places)
+    with_, without = await _distances(server, question, prompt, draw_of(answer), range(1, MAX_TOKENS, 2))
     if not with_:
         tally.skip("semantics", "No likely token was repeated, so penalties show in no logprob.")
         return None
@@ -206,7 +214,7 @@ async def _compare_penalties(
         f"Under {question.name}, the logprobs of likely tokens are {wrong:.3g} nats off those without penalties, moved "
         "by what the penalties say."
     )
-    place = Where(sampling=question.sampling, streamed=draw.streamed)
+    place = Where(sampling=question.sampling, streamed=False)
     tally.require("semantics", wrong <= 2 * server.tolerance_nats, problem, len(with_), place)
     return max(with_) < max(without)
 
@@ -220,7 +228,7 @@ async def _distances(
 
     async def distances(at: int) -> tuple[float, float] | None:
         prefix = np.concatenate([prompt, draw.ids[:at]]).astype(np.int32)
-        raw = row(await _ask(server, prefix, {"temperature": 1.0}))
+        raw = await _likeliest(server, prefix)
         offsets, reported = question.offsets(output[:at]), row(draw, at)
         moves = {token: offsets.get(token, 0.0) for token in reported if token in raw}
         if len(set(moves.values())) < 2:

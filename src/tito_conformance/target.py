@@ -128,7 +128,7 @@ async def _find_refused(server: ConnectedServer, prompt: TokenIds) -> None:
         except BadRequestError as error:
             if len(names) == 1:
                 server.refused |= set(names)
-                server.tally.skip("requested", f"The server refuses {names[0]}: {str(error).partition(chr(10))[0]}")
+                server.tally.skip("requested", f"The server refuses {names[0]}: {error}")
 
 
 async def _measured_dtype(server: ConnectedServer) -> str:

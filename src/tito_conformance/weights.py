@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from tito_conformance.checks import Tally, set_place
-from tito_conformance.fixed import compare_scores
+from tito_conformance.fixed import Arrivals, compare_scores
 from tito_conformance.semantics import LONG_PROMPTS, ROOM, long_prompt
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_core.backend import EngineAdmin
 from tito_core.backend.errors import BackendError, WeightsNotLoadedError
 from tito_core.backend.generate import score
-from tito_core.backend.protocol import TokenChunk, TokenResponse
-from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.protocol import TokenResponse
 from tito_core.ledger import VersionSpan
 from tito_core.ledger.columns import Logprobs, TokenIds
 
@@ -60,7 +59,7 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
     for tokens in (RELOADED_TOKENS, *LONGER):
         sampling = server.sampling(max_new_tokens=tokens, ignore_eos=True)
         prompt = server.prompt_of("Go on and on.")
-        counter, answers = _ChunkCounter(), answers + 1
+        counter, answers = Arrivals(MIN_TOKENS_BEFORE), answers + 1
         set_place(turn=None, sampling={"max_new_tokens": tokens, "ignore_eos": True}, streamed=True)
         answer = asyncio.create_task(server.answer(prompt, sampling, on_chunk=counter))
         waiting = asyncio.create_task(counter.enough.wait())
@@ -81,7 +80,8 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
     check_spans(update, response, tally)
     if response.versions[-1].version == new:
         own = response.logprobs[boundary_of(response.versions, new) :]
-        await _check_scores(server, tally, prompt, response.output_ids, own, sampling)
+        ids = np.concatenate([prompt, response.output_ids])
+        await compare_scores(server, tally, "changed", ids, own, sampling, f"after update {server.weight_updates}")
     return answers
 
 
@@ -180,16 +180,12 @@ async def check_pause(server: ConnectedServer, tally: Tally) -> None:
     parameters = {"max_new_tokens": PAUSED_TOKENS, "temperature": 0.0, "ignore_eos": True}
     set_place(sampling=parameters, streamed=True)
     prompt = server.prompt_of("Wait for me.")
-    early: list[int] = []
-
-    def count(chunk: TokenChunk) -> None:
-        early.extend(chunk.output_ids.tolist())
-
+    early = Arrivals()
     await backend.pause()
     try:
-        answer = asyncio.create_task(server.answer(prompt, server.sampling(**parameters), on_chunk=count))
+        answer = asyncio.create_task(server.answer(prompt, server.sampling(**parameters), on_chunk=early))
         await asyncio.wait([answer], timeout=PAUSE_S)
-        arrived = len(early)
+        arrived = early.tokens
     finally:
         await backend.resume()
     await asyncio.wait([answer], timeout=WAIT_S)
@@ -202,19 +198,6 @@ async def check_pause(server: ConnectedServer, tally: Tally) -> None:
     tally.require("paused", whole == PAUSED_TOKENS, f"an answer that waited has {whole} tokens, not {PAUSED_TOKENS}.")
 
 
-class _ChunkCounter:
-    """Counts the tokens of an answer's chunks."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.enough = asyncio.Event()
-
-    def __call__(self, chunk: TokenChunk) -> None:
-        self.tokens += len(chunk.output_ids)
-        if self.tokens >= MIN_TOKENS_BEFORE:
-            self.enough.set()
-
-
 async def _first_answer(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> list[int]:
     """Return the first answer after an update, which nothing of older weights may have a part in."""
     sampling = server.sampling(max_new_tokens=KNOWN_TOKENS, temperature=1.0)
@@ -222,7 +205,8 @@ async def _first_answer(server: ConnectedServer, tally: Tally, prompt: TokenIds)
     if server.live_version is not None:
         check_live_version(response.versions, server.live_version, tally)
     output: list[int] = response.output_ids.tolist()
-    await _check_scores(server, tally, prompt, response.output_ids, response.logprobs, sampling)
+    ids, when = np.concatenate([prompt, response.output_ids]), f"after update {server.weight_updates}"
+    await compare_scores(server, tally, "changed", ids, response.logprobs, sampling, when)
     cached = response.cached_tokens
     problem = f"{cached} tokens of the first prompt after an update were cached, so older weights have computed them."
     tally.require("changed", not cached, problem, int(cached is not None))
@@ -253,11 +237,3 @@ async def _load(server: ConnectedServer, folder: str) -> str:
         raise
     server.folder, server.live_version = folder, version if server.reports_versions else None
     return version
-
-
-async def _check_scores(
-    server: ConnectedServer, tally: Tally, prompt: TokenIds, output: TokenIds, own: Logprobs, sampling: SamplingParams
-) -> None:
-    """Let the live weights score the last tokens of an answer, which they sampled with these logprobs."""
-    when = f"after update {server.weight_updates}"
-    await compare_scores(server, tally, "changed", np.concatenate([prompt, output]), own, sampling, when)

@@ -431,12 +431,11 @@ def reported(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], start
     ]
 
 
-def given_scores(answer: Settled, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Return raw logprobs of the ids of each row as the token after 1, 2, ... tokens of the prompt."""
-    before = (replace(answer.request, prompt_ids=answer.request.prompt_ids[:n]) for n in range(1, 1 + len(rows)))
+def given_scores(answer: Settled, rows: Sequence[Sequence[int]], first: int = 1) -> list[list[float]]:
+    """Return raw logprobs of the ids of each row as the token after `first` tokens of the prompt and more."""
+    ids, score = answer.request.whole((0,)), answer.scorer.score
     return [
-        [answer.scorer.score(each.whole((token,)), len(each.prompt_ids), 1.0)[0] for token in row]
-        for each, row in zip(before, rows, strict=True)
+        [score([*ids[:n], token + stamp_of(ids[n])], n, 1.0)[0] for token in row] for n, row in enumerate(rows, first)
     ]
 
 

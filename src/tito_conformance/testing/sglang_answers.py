@@ -174,7 +174,7 @@ class GenerateAnswer:
             "output_token_logprobs_length": len(output),
         }
         if (given := self.body.get("token_ids_logprob")) and prompt:
-            table = given_scores(answer, [given] * len(ids))[start:]
+            table = given_scores(answer, [given] * (len(ids) - start), start + 1)
             *inside, after = [_entries(list(zip(given, row, strict=True))) for row in table]
             entries |= {"input_token_ids_logprobs": [None, *inside], "output_token_ids_logprobs": [after]}
         if k:
