@@ -111,9 +111,8 @@ def conformance(
         raise typer.BadParameter(f"--tolerance must be a finite number of nats >= 0, not {tolerance}.")
     with Interrupts(STATUSES, NOTHING_PLAYED) as interrupts:
         from tito_conformance.checks import PRODUCTION, PROFILES, REQUIRED
-        from tito_conformance.dtype import TOLERANCES
         from tito_conformance.report import print_report, write_files
-        from tito_conformance.target import AUTO, Target
+        from tito_conformance.target import AUTO, TOLERANCES, Target
 
         if profile not in PROFILES:
             raise typer.BadParameter(f"--profile must be one of {', '.join(PROFILES)}, not {profile!r}.")

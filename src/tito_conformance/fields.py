@@ -20,9 +20,9 @@ from tito_conformance.bets import FALSE_ALARM
 from tito_conformance.checks import Tally, Where, set_place, together
 from tito_conformance.fixed import ABSENT, NEAR_TIE_NATS, check_causality, check_prefixes
 from tito_conformance.oracle import offsets
-from tito_conformance.sampler import QUESTIONS, Draw, Question, draw_of, drawn, top_of
+from tito_conformance.sampler import QUESTIONS, Draw, Question, draw_of, drawn
 from tito_conformance.semantics import LONG_PROMPTS, MAX_TOKENS, ask, ask_if_accepted, long_prompt, row
-from tito_conformance.target import LEAST_TOP, ConnectedServer, can_stream
+from tito_conformance.target import ConnectedServer, can_stream
 from tito_core.backend.protocol import TokenResponse
 from tito_core.ledger import Finish
 from tito_core.ledger.columns import TokenIds
@@ -90,7 +90,7 @@ async def check_greedy(server: ConnectedServer, tally: Tally, penalised: bool | 
 
     `penalised` says whether reported logprobs include penalties; None if unknown.
     """
-    if top_of(server) < LEAST_TOP or server.needs_top_k:
+    if not server.most_top:
         return
     for number, text in enumerate(QUESTIONS[:2]):
         prompt, random = server.prompt_of(text), np.random.default_rng([server.target.seed, number])
@@ -102,7 +102,7 @@ async def check_greedy(server: ConnectedServer, tally: Tally, penalised: bool | 
                 place = Where(sampling=asked, streamed=_streams(server, number), request_id=answer.request_id)
                 moves = asked if not penalised else {"max_new_tokens": GREEDY_TOKENS}
                 _require_expected(tally, Plain.of(server, answer), moves, answer, place)
-                server.compared("ids", "likeliest", answer.request_id)
+                server.recorder.compared("ids", "likeliest", answer.request_id)
                 # Half of the answer goes into the prompt, whose tokens must not count.
                 prompt = np.concatenate([prompt, answer.output_ids[: len(answer.output_ids) // 2]])
 
@@ -135,7 +135,7 @@ class Plain:
     def of(cls, server: ConnectedServer, answer: TokenResponse) -> Plain:
         """Return the plain answer of a server."""
         near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
-        draw = draw_of(answer) if "top_ids" in answer.columns and top_of(server) >= LEAST_TOP else _bare(answer)
+        draw = draw_of(answer) if "top_ids" in answer.columns else _bare(answer)
         encoded = [(server.policy.tokenizer.encode(each, add_special_tokens=False), each) for each in FOREIGN]
         foreign = [(ids[0], text) for ids, text in encoded if len(ids) == 1 and server.decode(ids) == text]
         return cls(draw, frozenset(server.policy.stop_token_ids), server.decode, near, foreign[:1])
@@ -266,8 +266,8 @@ async def _check_batch(
         if other is not None:
             place = Where(sampling=sampling, streamed=_streams(server, order), request_id=other.request_id)
             _require_expected(tally, plain, sampling, other, place)
-            server.compared("ids", "plain answer", other.request_id)
-            server.compared("end", "plain answer", other.request_id)
+            server.recorder.compared("ids", "plain answer", other.request_id)
+            server.recorder.compared("end", "plain answer", other.request_id)
     on, *repetitive = found[len(cases) :]
     if on is not None:
         count = len(on.output_ids)
@@ -358,7 +358,7 @@ async def _check_seeds(server: ConnectedServer, tally: Tally, prompt: TokenIds) 
         for number, (first, second) in enumerate(zip(whole, again[::-1], strict=True)):
             if first is not None and second is not None:
                 ids, others = first.output_ids.tolist(), second.output_ids.tolist()
-                server.compared("ids", "equal request", first.request_id, second.request_id)
+                server.recorder.compared("ids", "equal request", first.request_id, second.request_id)
                 if ids != others:
                     found.append((number, f"{ids} whole, {others} streamed" if streams else f"{ids}, then {others}"))
         return found

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strands_tito.inspect.verify import rescore
 from tito_conformance import oracle
-from tito_conformance.checks import COLUMN_CHECKS, NOWHERE, Tally, Where, set_place
+from tito_conformance.checks import COLUMN_CHECKS, NOWHERE, Tally, set_place
 from tito_conformance.fixed import require_scores, require_unbiased
 from tito_conformance.oracle import OracleImage, OracleTrajectory, OracleTurn
 from tito_conformance.player import Player
@@ -62,18 +61,12 @@ async def close(player: Player) -> None:
         await _check_scores(player)
         if player.optional_outputs.routed_experts:
             await _check_second_read(ledger, player.optional_outputs, server, tally)
-    server.clear_logs()
-
-
-def control_strings(tokenizer: Any) -> tuple[str, ...]:
-    """Return the tokenizer's control strings that random messages spell."""
-    special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
-    return tuple(special[:64])
+    server.recorder.clear()
 
 
 def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
     server, tally = player.server, player.tally
-    generations = server.generations()
+    generations = server.recorder.generations()
     unreported = server.policy.info.unreported
     skipped = {check for check, fields in NEEDED_FIELDS.items() if fields <= unreported}
     for check in skipped:
@@ -94,16 +87,13 @@ def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
             tally.skip(check, NOT_REPORTED, len(turns) - count)
     index_of = {turn.request_id: turn.index for turn in turns}
     for each in generations:
-        server.compare_text(each, _where(player, index_of.get(each.request_id)))
+        index = index_of.get(each.request_id)
+        server.compare_text(each, NOWHERE if index is None else player.where(index))
     if all(each.text is None for each in generations):
         tally.skip("text", "The server returns no text with the ids.", len(turns))
     lost = [each.request_id for each in generations if each.request_id not in index_of]
     problem = f"{len(lost)} answers are in no turn ({lost[:3]}), but only {player.abandoned} were cancelled."
     tally.require("lost", len(lost) <= player.abandoned, problem)
-
-
-def _where(player: Player, index: int | None) -> Where:
-    return NOWHERE if index is None else player.where(index)
 
 
 def _check_control_tokens(player: Player) -> None:
@@ -141,7 +131,7 @@ async def _check_scores(player: Player) -> None:
             f"the logprob of a prompt token differs by {worst:.4g} nats from the server's score, over {tolerance:g}."
         )
         tally.require("scored", worst <= tolerance, problem, len(result.prompt_differences))
-        server.compared("prompt scores", "score", *(turn.draft.engine.request_id for turn in ledger))
+        server.recorder.compared("prompt scores", "score", *(turn.draft.engine.request_id for turn in ledger))
     if result.not_comparable:
         reason = "Sampled at a temperature, under penalties or a grammar, or on a path with a sampled placeholder."
         if server.live_version is not None:
@@ -176,7 +166,7 @@ async def _check_second_read(
         problem = f"token {missing[0] if len(missing) else 0} of a path has no experts."
         tally.require("routed", by_turn.shape == at_once.shape and not len(missing), problem)
         _check_rows(by_turn[rows], at_once[rows], server, tally)
-        server.compared("experts", "second read", *(turn.draft.engine.request_id for turn in trajectory.path))
+        server.recorder.compared("experts", "second read", *(turn.draft.engine.request_id for turn in trajectory.path))
 
 
 def _check_rows(by_turn: NDArray[np.int64], at_once: NDArray[np.int64], server: ConnectedServer, tally: Tally) -> None:

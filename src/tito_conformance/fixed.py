@@ -50,7 +50,7 @@ async def check_prefixes(server: ConnectedServer, tally: Tally, prompts: Sequenc
     if not k or not semantics_of(info, sampling).comparable_with_scoring():
         return
     answers = [await server.answer(each, sampling, outputs=OptionalOutputs(top_logprobs=k)) for each in prompts]
-    server.compared("top", "score", *(each.request_id for each in answers))
+    server.recorder.compared("top", "score", *(each.request_id for each in answers))
     before: dict[int, Logprobs] = {}
     for rank in range(k):
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
@@ -106,7 +106,7 @@ def require_scores(
         f"{when}the logprob differs by {off[at]:.4g} nats from the server's own score, more than {tolerance:g}, at "
         f"{offsets([offset[each] for each in wrong], len(own))}.{shifts}"
     )
-    server.compared("logprobs", "score", where.within(place()).request_id)
+    server.recorder.compared("logprobs", "score", where.within(place()).request_id)
     differences = tuple((offset[each], float(own[each] - signed[each]), float(own[each])) for each in wrong)
     tally.scored_nats = max(tally.scored_nats, float(off[at]))
     tally.require(check, not wrong, problem, len(own), replace(where, position=offset[at], differences=differences))
@@ -220,9 +220,10 @@ async def check_abort(server: ConnectedServer, tally: Tally) -> None:
     received = len(other.output_ids)
     problem = f"other requests were aborted, and this one got {received} of {ABORTED_TOKENS} tokens."
     tally.require("aborted", received == ABORTED_TOKENS, problem, 0)
-    sent = [] if server.log is None else [each.status for each in server.log.exchanges if "abort" in each.path]
+    exchanges = server.recorder.log.exchanges
+    sent = [each.status for each in exchanges if "abort" in each.path]
     early = all(abort.early for abort in aborts)
-    tally.require("aborted", early or server.log is None or bool(sent), "the client sent no abort.", 0)
+    tally.require("aborted", early or not exchanges or bool(sent), "the client sent no abort.", 0)
     if sent and sent[-1] != 200:
         tally.skip("aborted", f"The server answered an abort with status {sent[-1]}.")
         return

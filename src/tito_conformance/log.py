@@ -7,15 +7,16 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
 
 from tito_conformance.checks import NOTHING, Answered, set_place
-from tito_conformance.wire import WireGeneration
+from tito_conformance.wire import ReadExchange, WireExchange, WireGeneration, generations
+from tito_core.backend.errors import hidden
 from tito_core.backend.http.client import ConnectionPool, HttpResponse, HttpTransport
 from tito_core.backend.http.watch import Watched
 from tito_core.backend.id_text import SAME_ECHO, Pieces
@@ -33,29 +34,6 @@ from tito_core.ledger.columns import TokenIds
 TransportFactory = Callable[[], HttpTransport]
 
 
-@dataclass(eq=False)
-class Exchange:
-    """One HTTP request, and as much of its response as arrived.
-
-    Attributes:
-        method: Of the request.
-        path: Of its URL, without the query.
-        headers: Of the request, names in lower case, without the API key.
-        sent: The request's body.
-        status: The response's status; None if no response arrived.
-        got: The response's body, as far as it was read.
-        whole: Whether the response arrived completely.
-    """
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    sent: bytes
-    status: int | None = None
-    got: bytearray = field(default_factory=bytearray)
-    whole: bool = False
-
-
 class WireLog:
     """The exchanges of one run, in the order in which they started.
 
@@ -68,13 +46,32 @@ class WireLog:
     """
 
     def __init__(self, inner: TransportFactory = ConnectionPool) -> None:
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[WireExchange] = []
         self.failed: Counter[str] = Counter()
         self._inner = inner
+
+    def bodies(self, request_id: str | None) -> dict[str, Any]:
+        """Return what was sent and answered in a request, as text without API keys; empty if it is not in the log."""
+        if not request_id:
+            return {}
+        name = request_id.encode()
+        found = [each for each in self.exchanges if name in each.sent or request_id in each.headers.values()]
+        return {
+            f"{each.method} {each.path}": {
+                "status": each.status,
+                "sent": hidden(each.sent.decode(errors="replace"))[:MOST_BODY],
+                "got": hidden(each.got.decode(errors="replace"))[:MOST_BODY],
+            }
+            for each in found
+        }
 
     def transport(self) -> HttpTransport:
         """Return a transport that logs its exchanges: the `http_transport` of a backend."""
         return _LoggingTransport(self._inner(), self)
+
+
+MOST_BODY = 100_000
+"""Characters of a body that a report holds."""
 
 
 class _LoggingTransport:
@@ -85,7 +82,7 @@ class _LoggingTransport:
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
         logged = {name.lower(): value for name, value in headers.items() if name.lower() != "authorization"}
         sent = body if isinstance(body, bytes) else b"".join(body)
-        exchange = Exchange(method, urlsplit(url).path, logged, sent)
+        exchange = WireExchange(method, urlsplit(url).path, logged, sent)
         self._log.exchanges.append(exchange)
         try:
             reply = await self._inner.send(method, url, headers, body)
@@ -101,7 +98,7 @@ class _LoggingTransport:
         await self._inner.aclose()
 
 
-async def _logged(raw: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
+async def _logged(raw: AsyncIterator[bytes], exchange: WireExchange) -> AsyncIterator[bytes]:
     async for piece in raw:
         exchange.got += piece
         yield piece
@@ -113,7 +110,9 @@ class Recorder:
 
     Attributes:
         inner: The backend under test.
-        raw: Its generations in the order of the responses, where no log of the wire can be read; else None.
+        log: The log of its wire; empty if it takes no transport.
+        read: The reader of the log; None if nothing is logged, or if no installed package reads the wire.
+        raw: Its generations in the order of the responses, where there is no reader.
         answers: Every answer of the run by request id: its kind, and against what each of its columns was compared.
         requests: Generations and scores that were requested so far.
         sent: How often each value of each sampling parameter was sent, by name.
@@ -121,12 +120,13 @@ class Recorder:
         gate: Held by each of them while it is in progress.
     """
 
-    def __init__(self, inner: Backend) -> None:
+    def __init__(self, inner: Backend, log: WireLog, read: ReadExchange | None) -> None:
         self.inner, self.name = inner, inner.name
         self.connect, self.tokenize, self.abort, self.aclose = inner.connect, inner.tokenize, inner.abort, inner.aclose
         if isinstance(inner, Watched):
             self.watch = inner.watch
-        self.raw: list[WireGeneration] | None = None
+        self.log, self.read, self.raw = log, read, list[WireGeneration]()
+        self._known = WeakKeyDictionary[WireExchange, list[WireGeneration]]()
         self.answers: dict[str, Answered] = {}
         self.requests = 0
         self.sent: dict[str, Counter[str]] = {name: Counter() for name in SamplingParams.model_fields}
@@ -143,7 +143,7 @@ class Recorder:
         async with self.gate:
             raw = await (self.inner.generate(request) if on_chunk is None else self.inner.generate(request, on_chunk))
         self.answers[raw.request_id or request.request_id] = _answered(request, raw, streamed=on_chunk is not None)
-        if self.raw is not None:
+        if self.read is None:
             self.raw.append(_generation(request, raw))
         return raw
 
@@ -158,6 +158,27 @@ class Recorder:
         return scores
 
     score_with_images = score
+
+    def generations(self) -> list[WireGeneration]:
+        """Return the generations since the last `clear`: from the wire if it can be read, else from the backend."""
+        if self.read is None:
+            return list(self.raw)
+        for exchange in self.log.exchanges:
+            if exchange.whole and exchange not in self._known:  # a conversation reads all of its answers each turn
+                self._known[exchange] = generations(self.read, [exchange])
+        return [each for exchange in self.log.exchanges for each in self._known.get(exchange, ())]
+
+    def clear(self) -> None:
+        """Drop what was sent and answered so far."""
+        self.log.exchanges.clear()
+        self.raw.clear()
+
+    def compared(self, column: str, source: str, *request_ids: str | None) -> None:
+        """Note against what a column of some answers was compared; a second source is more than a law."""
+        for each in request_ids:
+            columns = self.answers[each].columns if each in self.answers else {}
+            if columns.get(column, NOTHING if column == "text" else None) in (NOTHING, "law"):
+                columns[column] = source
 
     def _count(self) -> None:
         self.requests += 1

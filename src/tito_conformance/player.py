@@ -109,7 +109,7 @@ class Player:
 
     def __post_init__(self) -> None:
         policy, moves = self.server.policy, list(self.opening)
-        self.server.clear_logs()
+        self.server.recorder.clear()
         self.streamed = any(isinstance(move, m.Stream) for move in moves)
         self.optional_outputs = next(
             (_optional_outputs(move, self.server) for move in moves if isinstance(move, m.Want)), OptionalOutputs()
@@ -252,7 +252,7 @@ class Player:
             right = all(span.version in (named, None) for span in spans)
             reported = sum(span.version is not None for span in spans)
             self.tally.require("versions", right, problem, reported, self.where(turn.index))
-            self.server.compared("versions", "server", turn.draft.engine.request_id if reported else None)
+            self.server.recorder.compared("versions", "server", turn.draft.engine.request_id if reported else None)
 
     def _check_rendering(self, agent: SimulatedAgent, turn: Turn) -> None:
         """Compare a turn's delta with the template's own rendering of the whole history."""
@@ -336,7 +336,7 @@ class Player:
     def _check_answer(self, answer: Answer, index: int) -> None:
         """Compare a turn with its request, and its message with the sampled text."""
         draft, tally = self.model.ledger[index].draft, self.tally
-        wire = [each for each in self.server.generations() if each.request_id == draft.engine.request_id]
+        wire = [each for each in self.server.recorder.generations() if each.request_id == draft.engine.request_id]
         problems: list[Problem] = []
         if len(wire) == 1:
             problems += compare_sampling(self.requested, wire[0].sampling, draft.sampling, draft.max_new_tokens)
@@ -547,7 +547,7 @@ class Player:
         if answer is None or self.model.ledger[-1].draft.finish == Finish.LENGTH:
             self.tally.skip("constrained", "The answer was longer than the token limit.")
             return None
-        self.server.compared("ids", "schema", self.model.ledger[-1].draft.engine.request_id)
+        self.server.recorder.compared("ids", "schema", self.model.ledger[-1].draft.engine.request_id)
         return answer
 
     async def _sample_without(self, agent: SimulatedAgent, check: str, error: Exception) -> None:

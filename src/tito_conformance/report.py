@@ -125,7 +125,7 @@ COLUMNS = ("prompt", "ids", "logprobs", "end", "text", "versions", "cached", "to
 
 def failed_tries(outcome: Outcome) -> dict[str, int]:
     """Return what came in place of an answer, and how often; a client sends most of such requests again."""
-    return dict(sum((each.log.failed for each in outcome.servers if each.log is not None), Counter()))
+    return dict(sum((each.recorder.log.failed for each in outcome.servers), Counter()))
 
 
 COLOURS = {"holds": "green", "broken": "bold red", "not applicable": "yellow", "not reached": "dim", NOTHING: "yellow"}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tito_conformance.bets import FALSE_ALARM, Bools, Floats, Places, by_rank, joined, richest
 from tito_conformance.checks import Tally, Where, set_place, together
 from tito_conformance.oracle import MASS_SLACK
-from tito_conformance.target import LEAST_TOP, TOP, ConnectedServer, can_stream
+from tito_conformance.target import LEAST_TOP, ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BadRequestError, task_group
 from tito_core.backend.protocol import TokenResponse
@@ -38,6 +38,8 @@ HOT, COLD = 1.2, 0.3
 """Temperatures beyond which several questions are judged together: a clamped or rounded one shows in all of them."""
 PERIODS = tuple(range(5, 25))
 """A server may sample one of so many tokens otherwise than the others, such as the last one of several steps."""
+TIED_NATS = 1e-4
+"""Tokens so close are tied: noise of float32 kernels decides which of them is listed, or above the sampled one."""
 LEAST_UNCERTAIN = 40.0
 """Expected number of tokens other than the likeliest, below which a policy is too certain to be judged."""
 KEPT_MASS_SLACK = 0.01
@@ -130,12 +132,11 @@ async def check(
     temperature 1 after long prompts.
     """
     set_place()
-    k = top_of(server)
-    if k < LEAST_TOP:
-        tally.skip("sampler", "The server reports too few top logprobs to compare samples with.")
-        return
-    if server.needs_top_k:
-        tally.skip("sampler", "The server samples only with a finite top_k, whose effect on logprobs was not measured.")
+    k = server.most_top
+    if not k:
+        few = "The server reports too few top logprobs to compare samples with."
+        finite = "The server samples only with a finite top_k, whose effect on logprobs was not measured."
+        tally.skip("sampler", finite if server.needs_top_k else few)
         return
     prompts = [server.prompt_of(question) for question in QUESTIONS]
     random = np.random.default_rng(server.target.seed)
@@ -203,12 +204,6 @@ def repeated(tally: Tally, draws: Sequence[Draw]) -> None:
         )
         place = Where(sampling={"temperature": 1.0})
         tally.require("sampler", len(group) < 2 or chance > math.log(FALSE_ALARM), problem, 0, place)
-
-
-def top_of(server: ConnectedServer) -> int:
-    """Return how many of the likeliest tokens to ask for."""
-    limit = server.policy.info.capabilities.top_logprobs
-    return TOP if limit is None else min(TOP, limit)
 
 
 @dataclass(frozen=True)
@@ -303,7 +298,7 @@ def draw_of(response: TokenResponse, *, streamed: bool = False) -> Draw:
     top_ids, top = (response.columns[name].values for name in ("top_ids", "top_logprobs"))
     logs = np.where(top_ids == -1, -math.inf, np.nan_to_num(top.astype(np.float64), nan=-math.inf))
     mass = np.exp(logs).sum(axis=1)
-    edge = logs[:, -2:-1]
+    edge = logs[:, -2:-1] + TIED_NATS
     logs = np.where(logs > edge, logs, -math.inf)
     ids = response.output_ids.astype(np.int64)
     return Draw(ids, response.logprobs.astype(np.float64), top_ids.astype(np.int64), logs, mass, streamed, edge[:, 0])
@@ -335,8 +330,8 @@ async def _draws(
         problem = f"output token {missing[0][0] if len(missing) else 0} has no logprob, or a sentinel, in its top list."
         full = not len(missing) or (question.cuts and server.policy.info.truncated_logprobs)
         tally.require("top", bool(full), problem, 0, Where(request_id=response.request_id))
-        server.compared("ids", "distribution", response.request_id)
-        server.compared("top", "samples", response.request_id)
+        server.recorder.compared("ids", "distribution", response.request_id)
+        server.recorder.compared("top", "samples", response.request_id)
         return draw_of(response, streamed=streamed)
 
     found = await together(one(number) for number in range(count))

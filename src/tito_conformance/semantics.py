@@ -21,9 +21,8 @@ from tito_conformance.sampler import (
     Draw,
     Question,
     draw_of,
-    top_of,
 )
-from tito_conformance.target import LEAST_TOP, ConnectedServer
+from tito_conformance.target import ConnectedServer
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BadRequestError
 from tito_core.backend.generate import score
@@ -71,7 +70,7 @@ async def check_penalties(server: ConnectedServer, tally: Tally) -> bool | None:
     Returns:
         Whether reported logprobs include penalties; None if unknown.
     """
-    if top_of(server) < LEAST_TOP or server.needs_top_k:
+    if not server.most_top:
         return None
     prompt = server.prompt_of(QUESTIONS[0])
     asked = (*PENALISED, PENALISED_COLDER) if server.policy.info.processed_logprobs else PENALISED
@@ -82,7 +81,7 @@ async def check_penalties(server: ConnectedServer, tally: Tally) -> bool | None:
 
 
 async def check_occurrences(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> None:
-    """Let a bias repeat one token until its frequency penalty outweighs that: each occurrence must count."""
+    """Let a bias repeat one token until a penalty outweighs that: each occurrence in the answer counts, no other."""
     token = int(prompt[0])
     prefixes = [np.concatenate([prompt, np.full(count, token, np.int32)]) for count in range(MOST_OCCURRENCES + 1)]
     rows = await together(_likeliest(server, each) for each in prefixes)
@@ -91,16 +90,21 @@ async def check_occurrences(server: ConnectedServer, tally: Tally, prompt: Token
     # What the bias must be for the token to come once more after so many occurrences.
     needed = [other - mine + at * FREQUENCY for at, (other, mine) in enumerate(zip(others, own.tolist(), strict=True))]
     near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
+
+    async def expect(penalty: str, count: int, least: float, tokens: int) -> None:
+        bias = {"logit_bias": {str(token): round((needed[count] + least) / 2, 3)}}
+        sampling = {"temperature": 0.0, f"{penalty}_penalty": FREQUENCY, "max_new_tokens": tokens, "extra": bias}
+        answer = await ask_if_accepted(server, tally, "obeyed", prompt, sampling)
+        if answer is not None:
+            came = int(np.argmin([*(answer.output_ids == token), False]))
+            problem = f"token {token} came {came} times before another one, not {tokens - 1 or 1} times."
+            tally.require("obeyed", came == (tokens - 1 or 1), problem, 1, Where(sampling=sampling))
+
+    if near < FREQUENCY / 2 and math.isfinite(needed[0]):  # the prompt holds the token, too, which must not count
+        await expect("presence", 0, needed[0] + FREQUENCY, 1)
     for count in range(LEAST_OCCURRENCES, MOST_OCCURRENCES + 1):
         if needed[count] - max(needed[:count]) > 4 * near:
-            bias = round((needed[count] + max(needed[:count])) / 2, 3)
-            sampling = {"temperature": 0.0, "frequency_penalty": FREQUENCY, "extra": {"logit_bias": {str(token): bias}}}
-            asked = {**sampling, "max_new_tokens": count + 1}
-            answer = await ask_if_accepted(server, tally, "obeyed", prompt, asked)
-            if answer is not None:
-                came = int(np.argmin([*(answer.output_ids == token), False]))
-                problem = f"token {token} came {came} times before another one, not {count} times."
-                tally.require("obeyed", came == count, problem, 1, Where(sampling=sampling))
+            await expect("frequency", count, max(needed[:count]), count + 1)
             return
 
 
@@ -136,15 +140,16 @@ async def check_lengths(server: ConnectedServer, tally: Tally) -> list[Draw]:
     if len(signed) >= LEAST_FOR_BIAS:
         where = Where(sampling={"temperature": 1.0}, streamed=False)
         require_unbiased(server, tally, signed, BIAS_SHARE, where)
-    k = top_of(server)
-    if k < LEAST_TOP or server.needs_top_k:
+    if not server.most_top:
         return []
     lengths = [length for length in LONG_PROMPTS[:2] if limit is None or length + LONG_ANSWER + 1 <= limit]
     prompts = [long_prompt(server, length) for length in lengths for _ in range(LONG_SAMPLES // len(lengths))]
-    draws: list[Draw] = []
+    draws, asked = list[Draw](), {"temperature": 1.0, "max_new_tokens": LONG_ANSWER}
     for _ in range(MOST_ROUNDS):
         if sum(len(draw.ids) for draw in draws) < ENOUGH:
-            draws += await together(_long_draw(server, prompt, k) for prompt in prompts)
+            # They may end by themselves: some servers never sample an end of turn that they must ignore.
+            answers = await together(ask(server, prompt, asked, likeliest=True) for prompt in prompts)
+            draws += map(draw_of, answers)
     return draws
 
 
@@ -168,7 +173,7 @@ async def ask(
     likeliest: bool = False,
 ) -> TokenResponse:
     """Return an answer of `MAX_TOKENS` at most, with the likeliest tokens of each place if the server lists them."""
-    k = top_of(server) if likeliest and not server.needs_top_k else 0
+    k = server.most_top if likeliest else 0
     params = server.sampling(**{"max_new_tokens": MAX_TOKENS, **sampling})
     return await server.answer(prompt, params, streamed=streamed, outputs=OptionalOutputs(top_logprobs=k))
 
@@ -240,12 +245,6 @@ async def _distances(
     found = await together(distances(at) for at in places if at < len(output))
     pairs = [each for each in found if each is not None]
     return [one for one, _ in pairs], [other for _, other in pairs]
-
-
-async def _long_draw(server: ConnectedServer, prompt: TokenIds, k: int) -> Draw:
-    """Sample a long answer. It may end by itself: some servers never sample an end of turn that they must ignore."""
-    sampling = server.sampling(max_new_tokens=LONG_ANSWER, temperature=1.0)
-    return draw_of(await server.answer(prompt, sampling, outputs=OptionalOutputs(top_logprobs=k)))
 
 
 async def _scored(server: ConnectedServer, tally: Tally, length: int, answer: int) -> tuple[Any, Any]:

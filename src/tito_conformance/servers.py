@@ -206,7 +206,7 @@ class _PairedConversation:
         if same_prompt:
             self._tally.require("greedy", True, "", n)
             for player, turn in ((self._one, one), (self._other, other)):
-                player.server.compared("ids", "other server", turn.draft.engine.request_id)
+                player.server.recorder.compared("ids", "other server", turn.draft.engine.request_id)
             self._compare_logprobs(one, other, n)
         record, other_record = comparable_record(one), comparable_record(other)
         names = sorted(n for n in record.keys() | other_record.keys() if record.get(n) != other_record.get(n))

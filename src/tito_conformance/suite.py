@@ -19,9 +19,10 @@ from tito_conformance.checks import (
     Tally,
     checked,
 )
+from tito_conformance.connection import connect
 from tito_conformance.generation import Failure, RandomConversations, shrink_moves
 from tito_conformance.servers import Conversation, ServerPair, Servers, SingleServer, takes_images
-from tito_conformance.target import ConnectedServer, Target, connect
+from tito_conformance.target import ConnectedServer, Target
 from tito_conformance.testing.moves import Move, Opening
 from tito_core.backend.errors import BackendError
 from tito_core.interrupt import StoppableRunner, in_thread
@@ -175,7 +176,7 @@ class Run:
                 except (BrokenLawError, BackendError) as error:
                     _record_failure(outcome, Failure(error, ()))
                 outcome.server.unscored.clear()
-                outcome.server.clear_logs()
+                outcome.server.recorder.clear()
 
     def _show(self) -> None:
         if self.outcome is not None:
@@ -267,7 +268,7 @@ def _check(outcome: Outcome, runner: StoppableRunner, work: Coroutine[Any, Any, 
     except BrokenLawError as broken:
         for server in outcome.servers:
             runner.run(server.expect_same_weights(broken))
-            broken.bodies |= server.bodies(broken.where.request_id)
+            broken.bodies |= server.recorder.log.bodies(broken.where.request_id)
         raise
 
 

@@ -1,4 +1,4 @@
-"""The server under test: how to connect to it, what is measured then, and every request of the suite's own."""
+"""The server under test, and every request of the suite's own to it."""
 
 from __future__ import annotations
 
@@ -8,39 +8,29 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
-
-import numpy as np
 
 from tito_conformance.agents import TOOLS
-from tito_conformance.checks import NOTHING, BrokenLawError, Tally, Where, refusing
-from tito_conformance.dtype import TOLERANCES, UNKNOWN, dtype_of
-from tito_conformance.log import Exchange, Recorder, TransportFactory, WireLog
+from tito_conformance.checks import BrokenLawError, Tally, Where, refusing
+from tito_conformance.log import Recorder, TransportFactory
 from tito_conformance.oracle import check_stop_strings, check_text, compare_request
-from tito_conformance.testing import find_wire, installed_wires
-from tito_conformance.testing.wire import WireKit
-from tito_conformance.wire import WireGeneration, generations
+from tito_conformance.wire import WireGeneration
 from tito_core.backend import OptionalOutputs
-from tito_core.backend.errors import BackendError, BadRequestError, ProtocolViolationError, ServerChangedError, hidden
+from tito_core.backend.errors import BackendError, ServerChangedError
 from tito_core.backend.generate import generate
-from tito_core.backend.http.client import ConnectionPool
-from tito_core.backend.http.connection import Address
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import Backend, EngineAdmin, OnChunk, TokenRequest, TokenResponse
-from tito_core.backend.registry import ENTRY_POINT_GROUP, create_backend
 from tito_core.backend.sampling import SamplingParams
-from tito_core.entry_points import load
 from tito_core.ledger import Finish
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Adapter
 from tito_core.model import Policy
 
 AUTO = "auto"
-NOT_TOKEN_EXACT = (
-    "This was one of the first answers: if the server is another one than {} with an API of the same form, such as a "
-    "plain OpenAI-compatible server, it lacks what token-exact rollouts need: ids, logprobs, the prompt as read, and "
-    "the request's own name in each answer."
-)
+TOP, LEAST_TOP = 20, 4
+"""Top logprobs that are requested, vLLM's default limit, and those with which samples can be judged."""
+UNKNOWN = "unknown"
+TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, UNKNOWN: 0.05}
+"""Largest allowed difference between a score and a reported logprob, in nats, by dtype."""
 UNKNOWN_ID = "A sampled id is not in the tokenizer, so its text is unknown."
 FINITE_TOP_K = 20
 """`top_k` on a server that refuses requests without a finite one."""
@@ -82,86 +72,6 @@ class Target:
     adapters: tuple[str, ...] = ()
 
 
-async def connect(target: Target) -> ConnectedServer:
-    """Connect to the server, and certify its chat template.
-
-    Raises:
-        BackendError, TemplateError, TokenizerError: As `Policy.connect` does.
-    """
-    log = WireLog(target.transport or _pool(target)) if _takes_transport(target.backend) else None
-    options = dict(target.options)
-    if log is not None:
-        options["http_transport"] = log.transport
-    recording = Recorder(create_backend(target.backend, target.base_url, **options))
-    try:
-        policy = await Policy.connect_async(backend=recording, tokenizer=target.tokenizer, parser=target.parser)
-    except (ProtocolViolationError, BadRequestError) as error:
-        error.advise(NOT_TOKEN_EXACT.format(target.backend))
-        raise
-    server = ConnectedServer(target, policy, recording, log)
-    if server.wire is None:
-        recording.raw = []
-    prompt = server.prompt_of(GREETINGS[0])
-    try:
-        await generate(recording, TokenRequest(prompt, server.sampling(max_new_tokens=1), uuid.uuid4().hex))
-    except BadRequestError:
-        server.needs_top_k = True
-    await _find_refused(server, prompt)
-    limit = policy.info.max_model_len
-    with_tools = server.prompt_of(GREETINGS[0], TOOLS)
-    if limit is not None and len(with_tools) + LEAST_ROOM > limit:
-        server.tools = []
-    server.dtype = target.dtype if target.dtype != AUTO else await _measured_dtype(server)
-    server.clear_logs()
-    recording.answers.clear()
-    return server
-
-
-async def _find_refused(server: ConnectedServer, prompt: TokenIds) -> None:
-    """Find which parameters of conversations the server refuses: all are sent at once, and alone if that is refused."""
-    for names in (tuple(MOVED), *((name,) for name in MOVED)):
-        sampling = server.sampling(max_new_tokens=1, **{name: MOVED[name] for name in names})
-        try:
-            await generate(server.recorder, TokenRequest(prompt, sampling, uuid.uuid4().hex))
-            if len(names) > 1:
-                return
-        except BadRequestError as error:
-            if len(names) == 1:
-                server.refused |= set(names)
-                server.tally.skip("requested", f"The server refuses {names[0]}: {error}")
-
-
-async def _measured_dtype(server: ConnectedServer) -> str:
-    """Sample until enough likely tokens show the grid of their logprobs: an answer may end at once."""
-    limit = server.policy.info.capabilities.top_logprobs
-    k = TOP if limit is None else min(TOP, limit)
-    if k < LEAST_TOP or server.needs_top_k:
-        return UNKNOWN
-    sampling = server.sampling(max_new_tokens=DTYPE_TOKENS, temperature=1.0, ignore_eos=True)
-    rows: list[Any] = []
-    for text in GREETINGS:
-        request = TokenRequest(
-            server.prompt_of(text), sampling, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k)
-        )
-        try:
-            rows.append((await generate(server.recorder, request)).columns["top_logprobs"].values)
-        except BackendError:  # the checks report it
-            continue
-        if (found := dtype_of(np.concatenate(rows))) != UNKNOWN:
-            return found
-    return UNKNOWN
-
-
-GREETINGS = ("Hi", "Tell me a story.", "Count to ten.", "Name a colour.", "Write about rain.", "What is 17 * 3?")
-"""Questions of the measurements: the first one, and more of them where answers end too early."""
-TOP, LEAST_TOP = 20, 4
-"""Top logprobs that are requested, vLLM's default limit, and those with which samples can be judged."""
-DTYPE_TOKENS = 8
-"""Tokens whose likeliest alternatives show the grid."""
-MOVED = {"top_p": 0.913, "top_k": 50, "min_p": 0.013, "presence_penalty": 0.313, "seed": 1}
-"""Parameters that conversations change, and that a server may refuse, as vLLM does `min_p` where it speculates."""
-
-
 @dataclass
 class ConnectedServer:
     """A target with its policy.
@@ -169,8 +79,7 @@ class ConnectedServer:
     Attributes:
         target: The server.
         policy: The policy, which generates through the recorder.
-        recorder: Records the backend's raw responses.
-        log: The log of its wire; None if the backend takes no transport.
+        recorder: Records what was sent and answered.
         live_version: The weight version that the suite loaded last; None before the first update.
         folder: The folder whose weights the suite loaded last; None before the first update.
         weight_updates: Number of weight updates so far.
@@ -188,7 +97,6 @@ class ConnectedServer:
     target: Target
     policy: Policy
     recorder: Recorder
-    log: WireLog | None
     tally: Tally = field(default_factory=Tally)
     live_version: str | None = None
     folder: str | None = None
@@ -200,20 +108,12 @@ class ConnectedServer:
     dtype: str = UNKNOWN
     aborting: set[str] = field(default_factory=set)
     unscored: list[tuple[TokenIds, SamplingParams, TokenResponse]] = field(default_factory=list)
-    _read: WeakKeyDictionary[Exchange, list[WireGeneration]] = field(default_factory=WeakKeyDictionary, repr=False)
 
     @property
     def tolerance_nats(self) -> float:
         """Largest allowed difference between a score and a reported logprob, in nats."""
         given = self.target.tolerance_nats
         return TOLERANCES[self.dtype] if given is None else given
-
-    @functools.cached_property
-    def wire(self) -> WireKit[WireGeneration] | None:
-        """The reader of the log; None if nothing is logged, or if no installed package reads the wire."""
-        if self.log is None or self.target.backend not in installed_wires():
-            return None
-        return find_wire(self.target.backend)
 
     @functools.cached_property
     def strips(self) -> bool:
@@ -228,6 +128,13 @@ class ConnectedServer:
         """Return the ids of a question as the first message."""
         messages: list[Any] = [{"role": "user", "content": [{"text": question}]}]
         return self.policy.template.first_prompt(messages, None, tools).ids
+
+    @property
+    def most_top(self) -> int:
+        """How many of the likeliest tokens to ask for; 0 if what the server gives cannot judge samples."""
+        limit = self.policy.info.capabilities.top_logprobs
+        most = TOP if limit is None else min(TOP, limit)
+        return 0 if most < LEAST_TOP or self.needs_top_k else most
 
     @property
     def backend(self) -> Backend:
@@ -277,7 +184,7 @@ class ConnectedServer:
         asked = response.finish != Finish.ABORT or name in self.aborting or updates != self.weight_updates
         problem = f"the answer was aborted after {len(response.output_ids)} tokens, and nobody asked for that."
         self.tally.require("aborted", asked, problem, 0, where)
-        for each in self.generations():
+        for each in self.recorder.generations():
             if each.request_id == response.request_id:
                 self._compare(request, response, each, where)
         if images is None and adapter is None and updates == self.weight_updates:
@@ -303,39 +210,8 @@ class ConnectedServer:
         for check, problem, *_ in (*ends, *check_text(answer, self.decode, strips=self.strips)):
             self.tally.require(check, False, problem, where=where)
         if answer.text is not None:
-            self.compared("text", "decoded ids", answer.request_id)
+            self.recorder.compared("text", "decoded ids", answer.request_id)
             self.tally.require("text", True, "")
-
-    def generations(self) -> list[WireGeneration]:
-        """Return the generations since the log was cleared: from the wire if it can be read, else from the backend."""
-        if self.wire is None or self.log is None:
-            return list(self.recorder.raw or ())
-        for exchange in self.log.exchanges:
-            if exchange.whole and exchange not in self._read:  # a conversation reads all of its answers each turn
-                self._read[exchange] = generations(self.wire.read, [exchange])
-        return [each for exchange in self.log.exchanges for each in self._read.get(exchange, ())]
-
-    def compared(self, column: str, source: str, *request_ids: str | None) -> None:
-        """Note against what a column of some answers was compared; a second source is more than a law."""
-        for each in request_ids:
-            columns = self.recorder.answers[each].columns if each in self.recorder.answers else {}
-            if columns.get(column, NOTHING if column == "text" else None) in (NOTHING, "law"):
-                columns[column] = source
-
-    def bodies(self, request_id: str | None) -> dict[str, Any]:
-        """Return what was sent and answered in a request, as text without API keys; empty if it is not in the log."""
-        if self.log is None or not request_id:
-            return {}
-        name = request_id.encode()
-        found = [each for each in self.log.exchanges if name in each.sent or request_id in each.headers.values()]
-        return {
-            f"{each.method} {each.path}": {
-                "status": each.status,
-                "sent": hidden(each.sent.decode(errors="replace"))[:MOST_BODY],
-                "got": hidden(each.got.decode(errors="replace"))[:MOST_BODY],
-            }
-            for each in found
-        }
 
     async def expect_same_weights(self, broken: BrokenLawError) -> None:
         """Raise ServerChangedError if another client loaded weights since the connection, which explains a finding."""
@@ -353,33 +229,7 @@ class ConnectedServer:
                 backend=self.target.backend,
             )
 
-    def clear_logs(self) -> None:
-        """Drop everything that was logged so far."""
-        if self.log is not None:
-            self.log.exchanges.clear()
-        if self.recorder.raw is not None:
-            self.recorder.raw.clear()
-
 
 def can_stream(backend: Backend) -> bool:
     """Return whether a backend can stream."""
     return "on_chunk" in inspect.signature(backend.generate).parameters
-
-
-MOST_BODY = 100_000
-"""Characters of a body that a report holds."""
-LEAST_ROOM = 64
-"""Tokens that the agents' tools must leave for a conversation; in a smaller context they have none."""
-
-
-def _takes_transport(backend: str) -> bool:
-    factory = load(ENTRY_POINT_GROUP, backend)
-    return factory is not None and "http_transport" in inspect.signature(factory).parameters
-
-
-def _pool(target: Target) -> TransportFactory:
-    """Return a factory of the pool that the backend would have made itself; the log sits above it."""
-    where = Address.of(target.base_url, backend=target.backend)
-    options = target.options
-    limit, connect_timeout_s = options.get("max_connections", 0), options.get("connect_timeout_s", 5.0)
-    return functools.partial(ConnectionPool, where.socket, limit, connect_timeout_s)

@@ -10,18 +10,30 @@ import base64
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 
-class WireExchange(Protocol):
-    """The parts of an HTTP exchange that a reader may use."""
+@dataclass(eq=False)
+class WireExchange:
+    """One HTTP request, and as much of its response as arrived.
 
+    Attributes:
+        method: Of the request.
+        path: Of its URL, without the query.
+        headers: Of the request, names in lower case, without the API key.
+        sent: The request's body.
+        status: The response's status; None if no response arrived.
+        got: The response's body, as far as it was read.
+        whole: Whether the response arrived completely.
+    """
+
+    method: str
     path: str
     headers: dict[str, str]
     sent: bytes
-    status: int | None
-    got: bytearray
-    whole: bool
+    status: int | None = None
+    got: bytearray = field(default_factory=bytearray)
+    whole: bool = False
 
 
 @dataclass

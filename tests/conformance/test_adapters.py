@@ -13,7 +13,7 @@ from conformance.test_scripted import SHORT, end
 from support.scripted import tokenizer
 from tito_conformance import fixed
 from tito_conformance.checks import Tally
-from tito_conformance.target import connect
+from tito_conformance.connection import connect
 
 
 @pytest.mark.parametrize("wire", SERVERS)

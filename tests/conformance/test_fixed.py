@@ -19,9 +19,9 @@ from conformance.defects.views import EXPERTS, View
 from support.scripted import tokenizer
 from tito_conformance import fields, fixed, suite
 from tito_conformance.checks import NOWHERE, PROFILES, BrokenLawError, Tally
+from tito_conformance.connection import connect
 from tito_conformance.final_checks import NOT_REPORTED
 from tito_conformance.fixed import NEAR_TIE_NATS, check_abort
-from tito_conformance.target import connect
 from tito_conformance.testing import HashPolicy, ScriptedEngine, ScriptedRequest
 from tito_conformance.testing.moves import Ask
 from tito_core.backend.http.client import HttpResponse, HttpTransport
@@ -80,7 +80,8 @@ def test_an_answer_that_ends_early_is_another_one() -> None:
 
 
 def test_a_score_differs_where_it_is_off_or_no_number() -> None:
-    tally, connected = Tally(), cast(Any, SimpleNamespace(tolerance_nats=0.1, compared=lambda *_: None))
+    recorder = SimpleNamespace(compared=lambda *_: None)
+    tally, connected = Tally(), cast(Any, SimpleNamespace(tolerance_nats=0.1, recorder=recorder))
     own = np.array([-1.0, -2.0, -3.0], np.float32)
     fixed.require_scores(connected, tally, "rescored", own, np.array([0.0, 0.05, -0.09]))
     assert (tally.passed["rescored"], tally.scored_nats) == (3, 0.09)

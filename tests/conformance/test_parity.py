@@ -18,9 +18,10 @@ from conformance.defects.views import EXPERTS
 from support.scripted import tokenizer
 from tito_conformance import suite
 from tito_conformance.checks import PROFILES, SINGLE_SERVER_CHECKS, Profile
+from tito_conformance.connection import connect
 from tito_conformance.report import rows
 from tito_conformance.servers import GRAMMAR_REFUSED, ServerPair
-from tito_conformance.target import Target, connect
+from tito_conformance.target import Target
 from tito_conformance.testing import Completion, Fault, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
 from tito_conformance.testing import moves as m
 from tito_core.backend.http.client import HttpResponse, HttpTransport

@@ -18,7 +18,7 @@ from support.scripted import tokenizer
 from tito_conformance import bets, sampler, suite
 from tito_conformance.bets import Places
 from tito_conformance.checks import BrokenLawError, Profile, Tally
-from tito_conformance.dtype import dtype_of
+from tito_conformance.connection import dtype_of
 from tito_conformance.sampler import Draw, left, tempered
 from tito_conformance.target import Target
 

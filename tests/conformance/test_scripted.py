@@ -25,9 +25,10 @@ from conformance.defects.weights import WEIGHTS
 from support.scripted import tokenizer
 from tito_conformance import suite
 from tito_conformance.checks import CHECKS, PARITY_CHECKS, PROFILES, WEIGHT_CHECKS, BrokenLawError, Profile, Tally
+from tito_conformance.connection import connect
 from tito_conformance.report import rows
 from tito_conformance.servers import SingleServer
-from tito_conformance.target import UNKNOWN_ID, Target, connect
+from tito_conformance.target import UNKNOWN_ID, Target
 from tito_conformance.testing import (
     Completion,
     HashPolicy,
@@ -161,7 +162,7 @@ def test_a_sound_engine_passes_every_check_and_keeps_its_weights(wire: str) -> N
     # SGLang's logprobs are those at the temperature that a move draws, and a score is at temperature 1.
     assert outcome.tally.passed["rescored"] > (1_500 if wire == "sglang" else 2_000)
     assert outcome.server.weight_updates == 0
-    assert outcome.server.log is not None
+    assert outcome.server.recorder.read is not None
     assert {row.verdict for row in rows(outcome) if row.check in WEIGHT_CHECKS} == {"not applicable"}
     if wire == "sglang":
         assert outcome.server.policy.info.weight_version == "default"

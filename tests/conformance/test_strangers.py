@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from conformance.defects.stranger_clients import CLIENTS
-from conformance.defects.stranger_differs import differs
 from conformance.defects.stranger_servers import SERVERS_DEFECTS
 from conformance.defects.trial import try_defect
 from support.scripted import tokenizer
@@ -19,12 +18,6 @@ def test_names_are_unique_and_each_says_what_it_is_after() -> None:
     assert len(ALL) == len(SERVERS_DEFECTS) + len(CLIENTS)
     assert all(defect.what and defect.real and defect.wires for defect in ALL.values())
     assert all(defect.why for defect in ALL.values() if defect.hard)
-
-
-@pytest.mark.suite
-def test_a_defect_changes_some_answers_and_not_all() -> None:
-    changed, count = differs(ALL["min-p-lost-with-seed"], "vllm", tokenizer(), int(tokenizer().eos_token_id))
-    assert 0 < changed < count / 2
 
 
 @pytest.mark.suite

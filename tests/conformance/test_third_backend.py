@@ -47,7 +47,7 @@ def test_prompts_ids_logprobs_and_counts_are_checked_without_a_wire_reader(run: 
     passed = outcome.tally.passed
     names = ("answers", "prompt", "logprobs", "finish", "lost", "rescored")
     assert all(passed[name] >= 8 for name in names), passed
-    assert outcome.server.wire is None
+    assert outcome.server.recorder.read is None
     assert outcome.server.recorder.raw == [], "checked responses are dropped"
     skipped = set(did_not_apply(rows(outcome)))
     assert {"text", "routed", "changed"} <= skipped

@@ -11,9 +11,11 @@ from aiohttp import web
 
 from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, in_process, over_socket, request_of
 from support.scripted import tokenizer
-from tito_conformance.log import Exchange, WireLog
-from tito_conformance.target import Target, connect
+from tito_conformance.connection import connect
+from tito_conformance.log import WireLog
+from tito_conformance.target import Target
 from tito_conformance.testing import Fault, HashPolicy, ScriptedServer, always
+from tito_conformance.wire import WireExchange
 from tito_core.backend import EngineConnectionError
 from tito_core.backend.generate import generate
 
@@ -37,7 +39,7 @@ async def test_every_exchange_is_logged_unchanged(kind: Kind, carried: Any, stre
     assert str(response.output_ids.tolist())[1:-1].replace(" ", "") in bytes(log.exchanges[-1].got).decode() or streams
 
 
-async def failed_exchange(carried: Any, fault: Fault) -> Exchange:
+async def failed_exchange(carried: Any, fault: Fault) -> WireExchange:
     """Return the logged exchange of a generation that a fault ends."""
     log = WireLog(carried(engine_of("sglang", fault=always(fault))))
     backend = BACKENDS["sglang"]("http://scripted", http_transport=log.transport, patience_s=0)
@@ -69,9 +71,8 @@ async def test_a_server_behind_a_unix_socket_is_logged(tmp_path: Path) -> None:
     await web.UnixSite(runner, str(tmp_path / "engine.sock")).start()
     try:
         connected = await connect(Target("sglang", f"unix://{tmp_path}/engine.sock", tokenizer()))
-        assert connected.log is not None
         await generate(connected.policy.backend, request_of())
-        assert [one.path for one in connected.log.exchanges] == ["/generate"]
+        assert [one.path for one in connected.recorder.log.exchanges] == ["/generate"]
         await connected.policy.backend.aclose()
     finally:
         await runner.cleanup()

@@ -6,17 +6,15 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
 
 from support.distributions import write_distribution
 from support.scripted import BACKENDS
-from tito_conformance.log import Exchange, WireLog
-from tito_conformance.target import ConnectedServer, Target
 from tito_conformance.testing import Replay, WireKit, find_wire, installed_wires, scripted_engine, scripted_server
-from tito_conformance.wire import generations
+from tito_conformance.wire import WireExchange, generations
 
 TOY = """
 import json
@@ -71,10 +69,6 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     find_wire.cache_clear()
 
 
-def connected(backend: str, log: WireLog | None) -> ConnectedServer:
-    return ConnectedServer(Target(backend, "http://scripted", None), cast(Any, None), cast(Any, None), log)
-
-
 @pytest.mark.usefixtures("_installed")
 def test_it_is_scripted_and_read() -> None:
     body = {"ids": [1, 2, 3], "most": 8}
@@ -82,18 +76,16 @@ def test_it_is_scripted_and_read() -> None:
         got = httpx.post(f"{server.base_url}/sample", json=body, trust_env=False)
     assert server.engine.requests[0].prompt_ids == (1, 2, 3)
     assert server.engine.state.cache.page == 4
-    exchange = Exchange("POST", "/sample", {}, json.dumps(body).encode(), 200, bytearray(got.content), whole=True)
-    wire = connected("toy", WireLog()).wire
-    assert wire is not None
-    other = Exchange("POST", "/sample", {}, b"{}", 200, bytearray(b"{}"), True)
-    [generation] = generations(wire.read, [exchange, other])
+    exchange = WireExchange("POST", "/sample", {}, json.dumps(body).encode(), 200, bytearray(got.content), whole=True)
+    other = WireExchange("POST", "/sample", {}, b"{}", 200, bytearray(b"{}"), True)
+    [generation] = generations(find_wire("toy").read, [exchange, other])
     assert (generation.prompt_ids, generation.output_ids, generation.finish) == ([1, 2, 3], [5, 6, 2], "stop")
     assert generation.logprobs == got.json()["logprobs"]
 
 
 @pytest.mark.usefixtures("_installed")
 def test_a_wire_may_have_a_reader_alone() -> None:
-    assert connected("toy-read", WireLog()).wire is not None
+    assert find_wire("toy-read").read
     with pytest.raises(ValueError, match=r"'toy-read'.*no scripted server"):
         scripted_engine("toy-read", Replay([]))
 
@@ -103,8 +95,6 @@ def test_an_unknown_name_lists_the_installed_ones() -> None:
         scripted_server("toy", Replay([]))
     assert ", ".join(installed_wires()) in str(raised.value)
     assert {*BACKENDS} <= {*installed_wires()}
-    assert connected("toy", WireLog()).wire is None
-    assert connected(BACKENDS[0], None).wire is None
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -121,6 +111,6 @@ def test_a_later_event_without_details_takes_no_cached_count_back() -> None:
     events = [{"usage": {**usage, "prompt_tokens_details": one}} for one in (None, {"cached_tokens": 32}, None)]
     got = "".join(f"data: {json.dumps({**event, 'choices': []})}\n\n" for event in events)
     path, headers = "/v1/completions", {"x-request-id": "r"}
-    exchange = Exchange("POST", path, headers, json.dumps(sent).encode(), 200, bytearray(got.encode()), whole=True)
+    exchange = WireExchange("POST", path, headers, json.dumps(sent).encode(), 200, bytearray(got.encode()), whole=True)
     [generation] = generations(find_wire("vllm").read, [exchange])
     assert generation.cached_tokens == 32

@@ -91,9 +91,8 @@ class ConformancePolicy:
         )
 
     def _weights(self, **settings: Any) -> HashPolicy:
-        return HashPolicy(
-            len(self._tokenizer), alphabet=self._alphabet, eos_ids=[self._end], whole=self._varied, **settings
-        )
+        own = {"alphabet": self._alphabet, "eos_ids": [self._end], "whole": self._varied}
+        return HashPolicy(len(self._tokenizer), **{**own, **settings})
 
     def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
         """See `Scorer`."""

@@ -10,13 +10,11 @@ from typing import Any
 from unittest import mock
 
 from conformance.defects.stranger_hooks import Planted
-from conformance.defects.trial import Verdict, _verdict
+from conformance.defects.trial import Verdict, judge
 from conformance.toy.toy_backend import ToyBackend
 from conformance.toy.toy_server import ToyServer, serving
-from tito_conformance import suite
 from tito_conformance.checks import Profile
 from tito_conformance.target import Target
-from tito_core.backend.errors import BackendError
 from tito_core.backend.protocol import RawResponse, RawScores, TokenRequest
 from tito_core.backend.registry import ENTRY_POINT_GROUP
 from tito_core.ledger.columns import TokenIds
@@ -143,10 +141,9 @@ CLASSES = (
     *(LogprobsOneLate, FillsMissingStop, ForgetsTemperature, ForgetsStopIds, ForgetsMinTokens, TruncatesSeeds),
     *(TopPHardCoded, CachesAnswers, SharesItsBody, EchoesTheRequest, SamplesAgainForLogprobs, ScoresOneLate, Clamps),
 )
-SOUND_BACKEND = Planted("ToyBackend", 0, "No error.", wires=("toy",), group="sound")
+SOUND_BACKEND = Planted("ToyBackend", 0, "No error.", wires=("toy",))
 BACKENDS = [
-    Planted(each.__name__, 4, str(each.__doc__), real="third-party adapters", wires=("toy",), group="backends")
-    for each in CLASSES
+    Planted(each.__name__, 4, str(each.__doc__), real="third-party adapters", wires=("toy",)) for each in CLASSES
 ]
 _BY_NAME = {each.__name__: each for each in (ToyBackend, *CLASSES)}
 
@@ -160,9 +157,4 @@ def try_backend(defect: Planted, tokenizer: Any, end: int, profile: Profile, see
             mock.patch("tito_core.entry_points.entry_points", lambda group: [point] * (group == ENTRY_POINT_GROUP))
         )
         url = stack.enter_context(serving(ToyServer(tokenizer, end)))
-        target = Target("toy", url, tokenizer, seed=seed, seeds=True)
-        try:
-            outcome = suite.run(target, profile, shrink=False, against=None)
-        except BackendError as error:
-            return Verdict(defect.name, "toy", "connecting", str(error), 0)
-    return _verdict(defect, "toy", outcome)
+        return judge(defect, "toy", Target("toy", url, tokenizer, seed=seed, seeds=True), profile)

@@ -5,7 +5,6 @@ The function's docstring is the error. Hooks that need memory get a namespace of
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
@@ -22,8 +21,6 @@ Hook = Callable[..., Any]
 VLLM = ("vllm", "vllm-completions")
 LONG = 800
 """Prompts of more ids are long."""
-TOUCHED: Counter[str] = Counter()
-"""How many answers each hook of `on_answer` has changed in this process."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +31,16 @@ class Planted(Defect):
         real: The bug or class of bugs that it is after.
         hard: Whether no black-box client can be expected to see it; `why` says why.
         why: See `hard`.
-        group: Its class in the report.
     """
 
     real: str = ""
     hard: bool = False
     why: str = ""
-    group: str = ""
 
 
 def _made(function: Hook, law: int, real: str, **settings: Any) -> Planted:
     name = function.__name__.strip("_").replace("_", "-")
-    group = function.__module__.rpartition("stranger_")[2]
-    return Planted(name, law, " ".join((function.__doc__ or "").split()), real=real, group=group, **settings)
+    return Planted(name, law, " ".join((function.__doc__ or "").split()), real=real, **settings)
 
 
 def is_measured(request: ScriptedRequest) -> bool:
@@ -139,7 +133,6 @@ def on_answer(
                 request = answer.request
                 spared = is_measured(request) or request.scoring not in scoring
                 found: Settled = answer if spared else hook(memory, answer)
-                TOUCHED[hook.__name__] += found != answer
                 return found
 
             def change(each: Generation) -> Generation:

@@ -14,13 +14,11 @@ from conformance.defects.defect import SOUND, plant
 from conformance.defects.stranger_hooks import Planted
 from conformance.defects.stranger_proxy import Proxy
 from conformance.defects.stranger_proxy_defects import DEFECTS
-from conformance.defects.trial import Verdict, _verdict
+from conformance.defects.trial import Verdict, judge
 from conformance.defects.views import EXPERTS
-from tito_conformance import suite
 from tito_conformance.checks import Profile
 from tito_conformance.target import Target
 from tito_conformance.testing import ScriptedServer
-from tito_core.backend.errors import BackendError
 
 _WIRES = ("proxy-vllm", "proxy-sglang")
 _HARMLESS = {"event-lost": ("proxy-vllm",)}
@@ -32,7 +30,6 @@ PROXIES = [
         " ".join(str(made.__doc__).split()),
         real="gateways that edit bodies",
         wires=_HARMLESS.get(name, _WIRES),
-        group="sound" if name == "none" else "proxies",
     )
     for name, made in DEFECTS.items()
 ]
@@ -66,8 +63,4 @@ def try_proxy(defect: Planted, wire: str, tokenizer: Any, end: int, profile: Pro
     made = DEFECTS[defect.name.removeprefix("proxy-")]()
     with ScriptedServer(engine) as server, _serving(Proxy(server.base_url, made).app()) as url:
         target = Target(kind, url, tokenizer, seed=seed, seeds=True, experts=EXPERTS)
-        try:
-            outcome = suite.run(target, profile, shrink=False, against=None)
-        except BackendError as error:
-            return Verdict(defect.name, wire, "connecting", str(error), 0)
-    return _verdict(defect, wire, outcome)
+        return judge(defect, wire, target, profile)

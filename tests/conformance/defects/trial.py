@@ -69,18 +69,14 @@ def try_defect(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Pro
     target = _target(defect, wire, tokenizer, end, seed, greedily=defect.needs_second_server)
     against = _sound_target(wire, tokenizer, end, seed) if defect.needs_second_server else None
     with defect.client():
-        try:
-            outcome = suite.run(target, profile, shrink=False, against=against)
-        except BackendError as error:
-            return Verdict(defect.name, wire, "connecting", str(error), 0)
-    return _verdict(defect, wire, outcome)
+        return judge(defect, wire, target, profile, against)
 
 
 def try_sound_pair(wire: str, tokenizer: Any, end: int, profile: Profile, seed: int) -> Verdict:
     """Compare a sound scripted engine of a wire with one of the next wire."""
     one = _target(SOUND, wire, tokenizer, end, seed, greedily=True)
     other = _sound_target(wire, tokenizer, end, seed)
-    return _verdict(SOUND, wire, suite.run(one, profile, shrink=False, against=other))
+    return judge(SOUND, wire, one, profile, other)
 
 
 def _sound_target(wire: str, tokenizer: Any, end: int, seed: int) -> Target:
@@ -102,7 +98,12 @@ def _target(defect: Defect, wire: str, tokenizer: Any, end: int, seed: int, *, g
     )
 
 
-def _verdict(defect: Defect, wire: str, outcome: suite.Outcome) -> Verdict:
+def judge(defect: Defect, wire: str, target: Target, profile: Profile, against: Target | None = None) -> Verdict:
+    """Run the suite on a server that has a defect."""
+    try:
+        outcome = suite.run(target, profile, shrink=False, against=against)
+    except BackendError as error:
+        return Verdict(defect.name, wire, "connecting", str(error), 0)
     if outcome.broken is not None:
         return Verdict(defect.name, wire, outcome.broken.check.name, outcome.broken.problem, outcome.turns)
     if outcome.error is not None:

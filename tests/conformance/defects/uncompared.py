@@ -21,6 +21,7 @@ from conformance.defects.stranger_hooks import (
     with_params,
 )
 from tito_conformance.testing import Completion, ScriptedRequest, Settled
+from tito_conformance.testing.script import token_of
 
 
 @on_policy(4, "a cache that goes wrong after hours")
@@ -61,6 +62,21 @@ def seed_of_31_bits(memory: Any, request: ScriptedRequest) -> ScriptedRequest:
 def stops_of_ascii_alone(memory: Any, request: ScriptedRequest) -> ScriptedRequest:
     """Stop strings that are not ASCII are ignored."""
     return replace(request, stop=tuple(each for each in request.stop if each.isascii()))
+
+
+@dataclass(frozen=True, slots=True)
+class _OverPrompt(ScriptedRequest):
+    def offsets(self, output: Sequence[int]) -> dict[int, float]:
+        presence = float(params_of(self).get("presence_penalty") or 0)
+        found, own = ScriptedRequest.offsets(self, output), {token_of(token) for token in output}
+        new = {token for token in self.prompt_ids if token not in own} if presence else set[int]()
+        return found | {token: found.get(token, 0.0) - presence for token in new}
+
+
+@on_request(4, "masks made of prompt and answer", wrap=lambda script: script.with_weights(alphabet=None))
+def presence_counts_the_prompt(memory: Any, request: ScriptedRequest) -> ScriptedRequest:
+    """A presence penalty counts the tokens of the prompt, too; of 49,152 tokens hardly one comes again."""
+    return as_kind(_OverPrompt, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +162,7 @@ UNCOMPARED = (
     seed_of_31_bits,
     stops_of_ascii_alone,
     occurrences_to_three,
+    presence_counts_the_prompt,
     bias_to_five,
     temperature_to_1_2,
     temperature_rounded,
