@@ -398,7 +398,7 @@ class LoopTransports:
     the transport is closed with its loop. (Weak references to loops do not work: a pool refers to its loop.)
 
     Args:
-        make: HttpTransportFactorys a transport in the event loop that uses it.
+        make: Makes a transport in the event loop that uses it.
     """
 
     def __init__(self, make: HttpTransportFactory) -> None:
