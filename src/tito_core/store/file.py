@@ -26,6 +26,7 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Annotation, Header, Image, Turn
 from tito_core.store.frames import (
     BLOCK,
+    HEAD_BYTES,
     PREAMBLE,
     SCHEMA,
     Frame,
@@ -197,15 +198,12 @@ class LedgerFile:
                     "(LedgerFile.resume) before you continue it."
                 )
             known = self._stored_images(ledger.uuid) if ledger.images else set()
-            parts = [_framed(ledger.header, image) for key, image in ledger.images.items() if key not in known]
-            parts += [framed(Kind.TURN, uuid_bytes(ledger.uuid), _payload(turn)) for turn in turns]
-            parts += [
-                framed(Kind.ANNOTATION, uuid_bytes(ledger.uuid), _ENCODER.encode(record_of(annotation)))
-                for annotation in annotations
-            ]
+            records = [(Kind.IMAGE, _image(image)) for key, image in ledger.images.items() if key not in known]
+            records += [(Kind.TURN, _payload(turn)) for turn in turns]
+            records += [(Kind.ANNOTATION, _ENCODER.encode(record_of(annotation))) for annotation in annotations]
             if end is not None and not self._index.count(ledger.uuid, Kind.END):
-                parts.append(framed(Kind.END, uuid_bytes(ledger.uuid), end))
-            self._write(ledger.header, b"".join(parts))
+                records.append((Kind.END, end))
+            self._write(ledger.header, records)
 
     def attach(self, ledger: Ledger) -> Ledger:
         """Write everything a ledger has so far, and from now on every new turn and annotation. Return the ledger.
@@ -227,11 +225,12 @@ class LedgerFile:
             SchemaError: Another copy of the ledger was continued.
             OSError: The disk failed, or the file was closed, removed, truncated or overwritten.
         """
-        self._stream(header, Kind.TURN, turn.index, _payload(turn), [_framed(header, image) for image in images])
+        records = [(Kind.IMAGE, _image(image)) for image in images]
+        self._stream(header, turn.index, [*records, (Kind.TURN, _payload(turn))])
 
     def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
         """Write a ledger's next annotation (`Sink`)."""
-        self._stream(header, Kind.ANNOTATION, index, _ENCODER.encode(record_of(annotation)))
+        self._stream(header, index, [(Kind.ANNOTATION, _ENCODER.encode(record_of(annotation)))])
 
     def sync(self) -> None:
         """Wait until everything written is on disk (fsync).
@@ -262,7 +261,9 @@ class LedgerFile:
         """Close the file, without `sync`."""
         self._file.close()
 
-    def _stream(self, header: Header, kind: Kind, index: int, payload: bytes, images: Sequence[bytes] = ()) -> None:
+    def _stream(self, header: Header, index: int, records: Sequence[tuple[Kind, bytes]]) -> None:
+        """Write records, the last of which is number `index` of its kind."""
+        kind = records[-1][0]
         with self._exclusive():
             written = self._index.count(header.uuid, kind)
             if written != index:
@@ -273,7 +274,7 @@ class LedgerFile:
                     "one writer. Share the ledger that streams (LedgerFile.resume), or give the other agent its own "
                     "session."
                 )
-            self._write(header, b"".join([*images, framed(kind, uuid_bytes(header.uuid), payload)]))
+            self._write(header, records)
 
     def _stored_images(self, uuid: str) -> set[bytes]:
         """Return the digests of a ledger's images in the file. After a crash it may have one that no turn shows."""
@@ -300,11 +301,12 @@ class LedgerFile:
                 "(LedgerFile.resume) before you continue it."
             )
 
-    def _write(self, header: Header, data: bytes) -> None:
-        """Append whole records, with the ledger's header before its first one. On failure the file is unchanged."""
+    def _write(self, header: Header, records: Sequence[tuple[Kind, bytes]]) -> None:
+        """Append records in one piece, with the ledger's header before its first one. On failure nothing changes."""
         if self._index.records(header.uuid) is None:
-            data = framed(Kind.HEADER, uuid_bytes(header.uuid), _ENCODER.encode(record_of(header))) + data
-        added = self._index.parsed(data)
+            records = [(Kind.HEADER, _ENCODER.encode(record_of(header))), *records]
+        uuid = uuid_bytes(header.uuid)
+        data = b"".join(framed(kind, uuid, payload) for kind, payload in records)
         try:
             written = 0
             while written < len(data):
@@ -314,7 +316,8 @@ class LedgerFile:
             if isinstance(error, OSError):
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
             raise
-        self._index.add(added)
+        for kind, payload in records:
+            self._index.add(Frame(kind, uuid, self._index.end + HEAD_BYTES, len(payload)))
 
     def _cut_tail(self) -> int:
         """Cut off what follows the last whole record, and return the number of bytes. Never extends the file."""
@@ -472,8 +475,8 @@ def _canonical(payload: bytes | memoryview) -> bytes:
         raise SchemaError(f"A record of the file cannot be read: {error}. Restore the file from a copy.") from error
 
 
-def _framed(header: Header, image: Image) -> bytes:
-    return framed(Kind.IMAGE, uuid_bytes(header.uuid), _ENCODER.encode(image_record(image)))
+def _image(image: Image) -> bytes:
+    return _ENCODER.encode(image_record(image))
 
 
 def _payload(turn: Turn) -> bytes:

@@ -15,7 +15,7 @@ import re
 import struct
 import uuid as uuid_module
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
 from io import BufferedReader, BytesIO, FileIO
 from pathlib import Path
@@ -211,7 +211,8 @@ class Index:
 
     def scan(self, file: Readable) -> None:
         """Add the whole records that the file has after `end`."""
-        self.add(frames(file, self.end, self._path))
+        for frame in frames(file, self.end, self._path):
+            self.add(frame)
 
     def lost_in(self, descriptor: int) -> str | None:
         """Return what another program did to the file, or None if it still holds the last record of this index."""
@@ -223,19 +224,14 @@ class Index:
             f"record that ended at byte {last.offset + last.length} is gone"
         )
 
-    def parsed(self, data: bytes) -> list[Frame]:
-        """Return the frames of records that are about to be appended at `end`."""
-        return [frame._replace(offset=frame.offset + self.end) for frame in frames(BytesIO(data), 0, self._path)]
-
-    def add(self, added: Iterable[Frame]) -> None:
-        """Add appended records. The file is not read again, since reading may fail where writing succeeded."""
-        for frame in added:
-            kind, uuid, offset, length = frame
-            records = self._ledgers.get(uuid)
-            if records is None:
-                records = self._ledgers[uuid] = tuple([] for _ in range(max(Kind) + 1))
-            records[kind].append(frame)
-            self.end, self.last = offset + length, frame
+    def add(self, frame: Frame) -> None:
+        """Add an appended record. The file is not read again, since reading may fail where writing succeeded."""
+        kind, uuid, offset, length = frame
+        records = self._ledgers.get(uuid)
+        if records is None:
+            records = self._ledgers[uuid] = tuple([] for _ in range(max(Kind) + 1))
+        records[kind].append(frame)
+        self.end, self.last = offset + length, frame
 
 
 class _Window:
