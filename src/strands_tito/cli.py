@@ -33,7 +33,7 @@ from strands_tito.inspect.show import (
 from strands_tito.inspect.teacher import Teacher
 from strands_tito.inspect.template_check import app as template_app
 from strands_tito.inspect.verify import Rescored, connect_for_scoring, merge, rescore
-from strands_tito.viewer.cli import view
+from strands_tito.viewer.cli import Paths, view
 from strands_tito.viewer.rollouts import Rollouts
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.entry_points import BrokenEntryPointError, load, offered
@@ -59,11 +59,6 @@ app.command()(view)
 console: Console = VisibleConsole()
 COMMANDS = "tito.commands"
 """Entry-point group of further commands, such as `tito conformance`."""
-
-Paths = Annotated[
-    list[Path],
-    typer.Argument(help="Rollout files, or folders of collected rollouts.", exists=True, metavar="PATH..."),
-]
 
 
 def _version(requested: bool) -> None:

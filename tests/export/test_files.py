@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from typer.testing import CliRunner
 
 from strands_tito.cli import app
+from strands_tito.collect import RolloutFolder
 from strands_tito.export import LogprobMismatchError, sample_of, samples_of, trained_tokens
 from strands_tito.export.files import FORMATS, ExportOptions, write
 from strands_tito.export.parquet import read_parquet
@@ -105,6 +106,9 @@ def test_recorded_rollouts_are_not_replaced(to: str, way: str, tmp_path: Path) -
     with LedgerFile(path) as ledgers, pytest.raises(FileExistsError, match="other holds recorded rollouts"):
         write(ledgers, to, path, AS_RECORDED)
     assert path.read_bytes() == before
+    RolloutFolder(tmp_path / "folder", {}).close()
+    with LedgerFile(path) as ledgers, pytest.raises(FileExistsError, match="holds recorded rollouts"):
+        write(ledgers, to, tmp_path / "folder" / "collection.json", AS_RECORDED)
     with LedgerFile(path) as ledgers:
         write(ledgers, to, tmp_path / "out", AS_RECORDED)
     assert path.read_bytes() == before

@@ -349,7 +349,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """What a folder says of its collection.
 
@@ -358,10 +358,10 @@ class Start:
         about: Description of the collection, as JSON. A collection that resumes it must have the same one.
     """
 
-    run: str
-    about: dict[str, Any] = field(default_factory=dict)
     format: str = FORMAT
     schema: int = SCHEMA
+    run: str
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 def read_start(folder: Path) -> Start | None:
@@ -397,7 +397,7 @@ def _begin(folder: Path, about: Mapping[str, Any]) -> Start:
         SchemaError: As `read_start`.
         FolderError: The folder belongs to another collection.
     """
-    ours = Start(str(uuid.uuid4()), msgspec.json.decode(msgspec.json.encode(about)))
+    ours = Start(run=str(uuid.uuid4()), about=msgspec.json.decode(msgspec.json.encode(about)))
     start = read_start(folder)
     if start is None and files_of(folder):
         raise FolderError(f"{folder} holds rollouts but no {NAME}: restore it, or choose another folder.")

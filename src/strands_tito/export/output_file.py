@@ -15,7 +15,7 @@ from uuid import uuid4
 from tito_core.store.frames import MAGIC
 
 _RECORDS = (MAGIC, b'{"format":"strands-tito/')
-"""The first bytes of recorded rollouts: of a file of ledgers, and of a collection's index."""
+"""The first bytes of what `replacing` keeps: a file of ledgers, a ledger as JSON, a collection's description."""
 
 _STDOUT = 1
 

@@ -7,19 +7,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from strands_tito.collect.folder import Entry, entries, files_of
+from strands_tito.viewer.data import TokenTexts
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import count
 from tito_core.parsing.completion import CallStatus
 from tito_core.store import LedgerFile, SchemaError
-
-if TYPE_CHECKING:
-    pass
-from strands_tito.viewer.data import TokenTexts
 
 _DAMAGED = (CallStatus.MALFORMED, CallStatus.TRUNCATED)
 """Statuses that the table counts as malformed. Lenient calls ran, and suspect texts are no calls."""
