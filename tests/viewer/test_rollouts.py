@@ -113,14 +113,17 @@ def test_an_empty_ledger_and_odd_annotations_have_rows(tmp_path: Path) -> None:
     assert (second["reward"], second["termination"]) == ("{'a': 1}", "7")
 
 
-def test_later_rollouts_get_the_next_numbers(tmp_path: Path) -> None:
+def test_later_rollouts_get_the_next_numbers_and_later_rewards_are_shown(tmp_path: Path) -> None:
     folder, file = collected(tmp_path / "c", 2), written(tmp_path, ledger_of())
     rollouts = Rollouts([folder, file])
     first = [rollouts.place(number).ledger for number in (1, 2, 3)]
-    late = ledger_of()
+    late, judged = ledger_of(), rollouts.load(1)
     store.append(file, [late])
-    assert len(rows(site(rollouts).collection())) == 4
+    judged.annotate("reward", 17.0)
+    store.append(folder / "rollouts-00001.tito", [judged])
+    table = rows(site(rollouts).collection())
     assert [rollouts.place(number).ledger for number in (1, 2, 3, 4)] == [*first, late.uuid]
+    assert [(row["ledger"], row["reward"]) for row in table[:2]] == [(first[0], 17.0), (first[1], 1.0)]
 
 
 def test_a_path_without_rollouts_and_an_unknown_number_are_refused(tmp_path: Path) -> None:
