@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -500,18 +500,19 @@ class EventAssembler(Generic[E]):
         decoded = msgspec.json.decode(event, type=self._kind)
         if len(decoded.choices) > 1:
             raise StreamError(f"an event holds {len(decoded.choices)} completions instead of one")
-        choices, decoded.choices = cast(list[Choice | Generated], decoded.choices), []
+        choices: list[Any] = decoded.choices
+        decoded.choices = []
         if self._response is None:
             self._response = decoded
         else:
             merge_event(self._response, decoded)
         if not choices:
             return []
-        (new,) = choices
-        echoing = new if isinstance(new, Choice) else cast(Generation, decoded)
+        new: Choice | Generated = choices[0]
+        echoing: Any = new if isinstance(new, Choice) else decoded
         self._check_order(new, decoded.usage, echoes=echoing.prompt_token_ids != NOTHING)
         sampled = tuple(new.token_ids or ())  # copied, as `merge_event` extends the first event's list
-        merged = cast(list[Choice | Generated], self._response.choices)
+        merged: list[Any] = self._response.choices
         if merged:
             merge_event(merged[0], new)
         else:

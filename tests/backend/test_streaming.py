@@ -475,7 +475,8 @@ async def test_an_event_that_the_core_refuses_is_aborted(bad: int) -> None:
     engine, shown = engine_of("sglang", lambda _: Completion(OUTPUT), fault=always(Fault(edit=edit))), Shown()
     with pytest.raises(ProtocolViolationError, match=str(bad)) as caught:
         await generate(backend_of(engine), request_of(), shown)
-    assert (caught.value.sent, caught.value.was_streamed, shown) == (True, True, [OUTPUT[0]])
+    assert (caught.value.sent, caught.value.was_streamed) == (True, True)
+    assert shown in ([OUTPUT[0]], [])  # none of what came in one read with the wrong id
     assert any("abort" in exchange.path for exchange in engine.exchanges)
 
 

@@ -225,7 +225,7 @@ def test_an_empty_token_between_content_is_content(
     encoder = ContentSafeEncoder(shared())
     zero_width = (b"\0" * 12, 3, lambda: (None, [2, 2, 4]))
     monkeypatch.setattr(encoder, "_encoded", lambda _: zero_width)
-    one, several = encoder.encode_stretch(text, [(0, 4)]), encoder._stretch(text, [(0, 2), (2, 4)])
+    one, several = encoder.encode_stretch(text, [(0, 4)]), encoder.encode_stretch(text, [(0, 2), (2, 4)])
     assert one == several
     assert several[1] == bytes([Provenance.PROMPT] * 3)
     apart = encoder.encode_stretch(text, [(0, 1), (3, 4)])[1]

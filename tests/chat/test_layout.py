@@ -21,7 +21,7 @@ from support.rollouts import Features, rollout
 from tito_core.chat import delta
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
-from tito_core.chat.layout import MOST_LAYOUTS, MOST_SHAPES, Fixed, Layout, Layouts, Shape
+from tito_core.chat.layout import MOST_LAYOUTS, MOST_SHAPES, Fixed, Layout, Layouts, Shape, shape_of
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.template import ChatTemplate
@@ -199,10 +199,10 @@ def test_conditions_choose_among_the_layouts_of_a_shape_and_their_number_is_boun
     assert len(kept(source)) == 2
     layouts = Layouts()
     for number in range(MOST_SHAPES + 1):
-        shape = Shape(str(number).encode(), ())
+        shape: Shape = (str(number).encode(), ())
         assert layouts.takes(shape) == (number < MOST_SHAPES)
         layouts.keep(shape, None) if layouts.takes(shape) else None
-    assert not layouts.takes(Shape(b"0", ()))
+    assert not layouts.takes((b"0", ()))
     assert MOST_LAYOUTS > 1
 
 
@@ -246,11 +246,11 @@ def test_shapes_tell_all_but_content() -> None:
         )),
         [answer("a"), user("a")],
     ]  # fmt: skip
-    shapes = [Shape.of(messages, message_format) for messages in others]
-    assert len({shape.key for shape in shapes if shape is not None}) == len(others)
-    same = Shape.of([two, results("other")], message_format)
+    shapes = [shape_of(messages, message_format) for messages in others]
+    assert len({shape[0] for shape in shapes if shape is not None}) == len(others)
+    same = shape_of([two, results("other")], message_format)
     assert same is not None
     assert shapes[0] is not None
-    assert same.key == shapes[0].key
+    assert same[0] == shapes[0][0]
     for odd in (b"x", 10**30, {1: "a"}, (1,), {"a": {2: 3}}):
-        assert Shape.of([*calls(("look", {"at": odd})), results("a")], message_format) is None
+        assert shape_of([*calls(("look", {"at": odd})), results("a")], message_format) is None

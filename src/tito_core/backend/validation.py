@@ -346,7 +346,7 @@ class Validation(msgspec.Struct, frozen=True):
         return request.measured is not None and request.measured.reports_versions and not aborted
 
     def _versions(self, spans: object, length: int, required: bool) -> tuple[VersionSpan, ...]:
-        if not isinstance(spans, Sequence) or isinstance(spans, str):
+        if not isinstance(spans, list | tuple | Sequence) or isinstance(spans, str):
             raise self.reader.violation(
                 f"Law 10: versions must be (start, stop, version) spans, not {short_repr(spans)}."
             )
@@ -363,7 +363,7 @@ class Validation(msgspec.Struct, frozen=True):
         return versions
 
     def _span(self, span: object) -> VersionSpan:
-        start, stop, version = span if isinstance(span, Sequence) and len(span) == 3 else (None, None, None)
+        start, stop, version = span if isinstance(span, tuple | Sequence) and len(span) == 3 else (None, None, None)
         first, last, name = integer(start), integer(stop), None if version is None else utf8_or_none(version)
         if first is None or last is None or (name is None and version is not None):
             raise self.reader.violation(

@@ -152,6 +152,8 @@ def checked_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -
 
 def utf8_or_none(value: object) -> str | None:
     """Return a string that can be encoded as UTF-8; None for anything else, which a file could not store."""
+    if type(value) is str and value.isascii():  # the usual case
+        return value
     if not isinstance(value, str):
         return None
     try:

@@ -148,11 +148,11 @@ def _texts(message: Any) -> Iterator[str]:
             yield block["text"]
 
 
-def _kinds(message: Any) -> tuple[str, ...]:
-    return (message["role"], *[_kind(block) for block in message["content"]])
-
-
-def _kind(block: Any) -> str:
-    kind, result = next(iter(block), ""), block.get("toolResult")
-    images = sum(["image" in item for item in result["content"]]) if isinstance(result, dict) else 0
-    return f"{kind} with {images} images" if images else str(kind)
+def _kinds(message: Any) -> tuple[Any, ...]:
+    kinds = [message["role"]]
+    for block in message["content"]:
+        kinds += [*block][:1] or [""]
+        for item in block["toolResult"]["content"] if "toolResult" in block else ():
+            if "image" in item:
+                kinds += ["image of the result"]
+    return (*kinds,)

@@ -27,7 +27,7 @@ from tito_core.chat.ending import (
     spelled_tags,
     stops_of,
 )
-from tito_core.chat.layout import Layouts, Shape, learn_layout
+from tito_core.chat.layout import Layouts, learn_layout, shape_of
 from tito_core.chat.messages import TemplateMessage, template_messages, template_tools
 from tito_core.chat.probes import LOOK, assistant_message, call_message, result_message, user_message
 from tito_core.chat.rendering import Rendering, TemplateError
@@ -282,7 +282,7 @@ class DeltaSource:
     def _encoded(self, stand_in: _StandIn) -> EncodedText:
         """Return the tokens after the answer, from a layout if there is one for messages of this shape."""
         layouts, message_format = self.layouts, self.rendering.message_format
-        shape = Shape.of(stand_in.turn, message_format) if layouts is not None and stand_in.is_fixed else None
+        shape = shape_of(stand_in.turn, message_format) if layouts is not None and stand_in.is_fixed else None
         if layouts is not None and shape is not None and (filled := layouts.fill(shape)) is not None:
             return filled
         tail = self._rendered(stand_in)
@@ -291,7 +291,7 @@ class DeltaSource:
             locate = partial(self._located, source=stand_in.first, ending=stand_in.ending)
             messages = stand_in.opening, stand_in.turn, stand_in.first
             specs = template_tools(stand_in.specs)
-            layouts.keep(shape, learn_layout(self.rendering, self.encoder, shape, messages, specs, locate, encoded))
+            layouts.keep(shape, learn_layout(self.rendering, self.encoder, shape[1], messages, specs, locate, encoded))
         return encoded
 
     def _rendered(self, stand_in: _StandIn) -> Tail:

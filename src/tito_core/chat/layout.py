@@ -39,37 +39,27 @@ _TEXT, _INT, _FLOAT = 1, 2, 3
 """What stands for content in a shape; other values of a call's arguments stand for themselves."""
 
 
-class Shape(NamedTuple):
-    """Messages without their content.
-
-    Attributes:
-        key: The template messages as JSON, with numbers in place of their strings.
-        values: These strings, none of them blank.
-    """
-
-    key: bytes
-    values: Sequence[str]
-
-    @classmethod
-    def of(cls, messages: Messages, message_format: MessageFormat) -> Shape | None:
-        """Return the shape of messages; None if they hold what is no JSON."""
-        content = _Values([])
-        try:
-            translated = template_messages(messages, message_format=message_format, leaves=content)
-            return cls(msgspec.json.encode(translated), content.values)
-        except (TypeError, UnicodeEncodeError, RecursionError):
-            return None
+Shape = tuple[bytes, Sequence[str]]
+"""Messages without their content: as JSON, with numbers in place of their strings; and these, none of them blank."""
 
 
-class _Values(NamedTuple):
+def shape_of(messages: Messages, message_format: MessageFormat) -> Shape | None:
+    """Return the shape of messages; None if they hold what is no JSON."""
+    values = _Values()
+    try:
+        translated = template_messages(messages, message_format=message_format, leaves=values)
+        return msgspec.json.encode(translated), values
+    except (TypeError, UnicodeEncodeError, RecursionError):
+        return None
+
+
+class _Values(list[str]):
     """Collects the content of messages, and leaves numbers in its place."""
-
-    values: list[str]
 
     def text(self, text: str, _: int) -> str | int:
         if not text or text.isspace():
             return text  # a template often asks whether there is any
-        self.values.append(text)
+        self.append(text)
         return _TEXT
 
     def name(self, name: str, _: int) -> str:
@@ -157,14 +147,15 @@ class Layout:
         return EncodedText.joined(ids, provenance, "".join(texts))
 
     def _filled(self, stretch: Stretch, values: Sequence[str]) -> tuple[bytes, bytes, str]:
-        at, texts, spans = 0, list[str](), list[tuple[int, int]]()
+        whole, spans = "", list[tuple[int, int]]()
         for piece in stretch:
-            text = piece if isinstance(piece, str) else piece.text(values)
+            start = len(whole)
+            if type(piece) is Slot:
+                whole += piece.text(values) if piece.steps else values[piece.number]
+            else:
+                whole += str.__str__(piece)
             if type(piece) is not str:
-                spans.append((at, at + len(text)))
-            at += len(text)
-            texts.append(text)
-        whole = "".join(texts)
+                spans += ((start, len(whole)),)
         return (*self.encoder.encode_stretch(whole, spans), whole)
 
 
@@ -176,25 +167,26 @@ class Layouts:
 
     def fill(self, shape: Shape) -> EncodedText | None:
         """Return the tokens of messages, or None if they must be rendered."""
-        for layout in self._known.get(shape.key, ()):
-            if layout is not None and (filled := layout.fill(shape.values)) is not None:
+        key, values = shape
+        for layout in self._known.get(key, ()):
+            if layout is not None and (filled := layout.fill(values)) is not None:
                 return filled
         return None
 
     def takes(self, shape: Shape) -> bool:
         """Return whether another layout of a shape would be kept."""
-        known = self._known.get(shape.key)
+        known = self._known.get(shape[0])
         return len(self._known) < MOST_SHAPES if known is None else len(known) < MOST_LAYOUTS and None not in known
 
     def keep(self, shape: Shape, layout: Layout | None) -> None:
         """Keep a layout; with None, the shape is always rendered."""
-        self._known.setdefault(shape.key, []).append(layout)
+        self._known.setdefault(shape[0], []).append(layout)
 
 
 def learn_layout(
     rendering: Rendering,
     encoder: ContentSafeEncoder,
-    shape: Shape,
+    values: Sequence[str],
     messages: tuple[Sequence[TemplateMessage], Messages, int],
     tools: Sequence[Mapping[str, Any]] | None,
     locate: Callable[[Traced], Tail],
@@ -205,7 +197,7 @@ def learn_layout(
     Args:
         rendering: The template.
         encoder: Its tokenizer; content must be inert, and no control token strip blanks of content.
-        shape: That of the messages.
+        values: The content of the messages.
         messages: Template messages before them, the messages, and the trace source of the first.
         tools: The tools of the rendering.
         locate: Finds the delta in a rendering.
@@ -216,18 +208,18 @@ def learn_layout(
         it.
     """
     before, turn, first = messages
-    watch = Watch(shape.values)
+    watch = Watch(values)
     opaque = template_messages(turn, first=first, message_format=rendering.message_format, leaves=watch)
     pieces = watch.rendered(rendering, [*before, *opaque], tools)
     if pieces is None:
         return None
-    text, slots = _located(pieces, shape.values)
+    text, slots = _located(pieces, values)
     try:
         steps = _steps(encoder, locate(text), slots)
     except (TemplateError, _NotFollowedError):
         return None
     layout = Layout(encoder, steps, tuple(dict.fromkeys(watch.conditions)))
-    filled = layout.fill(shape.values)
+    filled = layout.fill(values)
     return layout if filled is not None and filled.equals(rendered) else None
 
 

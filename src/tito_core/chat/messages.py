@@ -143,7 +143,7 @@ def template_messages(
         UnsupportedContentError: A block (video, document, ...) cannot become text.
     """
     result: list[TemplateMessage] = []
-    leaves = leaves or TRACED
+    leaves = TRACED if leaves is None else leaves  # one that collects nothing yet is an empty list
     if system_prompt:
         result.append({"role": "system", "content": message_format.content(leaves.text(system_prompt, SYSTEM_SOURCE))})
     calls: list[Mapping[str, Any]] = []
@@ -171,12 +171,14 @@ def image_blocks(messages: Messages, first: int = 0) -> list[Mapping[str, Any]]:
 
 def has_images(messages: Messages) -> bool:
     """Return whether messages or their tool results show images."""
-    return any(map(_has_image, messages))
-
-
-def _has_image(message: Message) -> bool:
-    results: list[Any] = [block["toolResult"]["content"] for block in message["content"] if "toolResult" in block]
-    return any("image" in block for blocks in (message["content"], *results) for block in blocks)
+    for message in messages:
+        for block in message["content"]:
+            if "image" in block:
+                return True
+            for item in block["toolResult"]["content"] if "toolResult" in block else ():
+                if "image" in item:
+                    return True
+    return False
 
 
 def template_tools(tool_specs: Sequence[ToolSpec] | None) -> list[dict[str, Any]] | None:

@@ -33,6 +33,7 @@ from tito_core.ledger.turn import (
     VersionSpan,
     VocabularyCheck,
     as_reward,
+    changed,
     new_uuid,
 )
 
@@ -501,12 +502,12 @@ class Interner:
             server = Server(reported.backend, reported.model, reported.semantics, index)
         record, version = draft.engine, self._versions.setdefault
         spans = [VersionSpan(span.start, span.stop, version(span.version, span.version)) for span in record.versions]
-        engine = replace(record, server=server, versions=tuple(spans), responses=tuple(record.responses))
+        engine = changed(record, server=server, versions=tuple(spans), responses=tuple(record.responses))
         sampling = Sampling(_copied(parameters), index) if known is None else known
         extras = dict(draft.extras)  # the caller may change its own dict
         agent = f"agent-{index}" if draft.agent == NEW_AGENT else draft.agent
         agent = None if agent is None else self._agents.setdefault(agent, agent)
-        return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids, extras=extras, agent=agent)
+        return changed(draft, sampling=sampling, engine=engine, call_ids=call_ids, extras=extras, agent=agent)
 
     def register(self, turn: Turn) -> None:
         """Register the values that this turn is the first to have, so that later turns share them."""

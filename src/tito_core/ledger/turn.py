@@ -6,15 +6,32 @@ import math
 import operator
 import uuid as uuid_module
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cache
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from tito_core.ledger.columns import Column, Columns, Logprobs, TokenIds
 from tito_core.ledger.provenance import Provenances
+
+Record = TypeVar("Record")
+
+
+def changed(record: Record, **values: Any) -> Record:
+    """Return a dataclass with some other values: `dataclasses.replace` without a call for each field."""
+    kind: Any = type(record)
+    names, read = _fields_of(kind)
+    made: Record = kind(**{**dict(zip(names, read(record), strict=True)), **values})
+    return made
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[Sequence[str], operator.attrgetter[tuple[Any, ...]]]:
+    names = [each.name for each in fields(kind)]
+    return names, operator.attrgetter(*names)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

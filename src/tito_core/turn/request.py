@@ -87,14 +87,16 @@ async def prepare_turn(
     loop for seconds.
     """
     new: tuple[Image, ...] = ()
-    if match.is_long or has_images(turn_input.messages[match.path_messages :]):
+    shows_images = has_images(turn_input.messages[match.path_messages :])
+    if match.is_long or shows_images:
         # The agent's own list may change while other code runs; the ledger knows it as it is now.
         messages = [
             *turn_input.messages[: match.path_messages],
             *deepcopy(turn_input.messages[match.path_messages :]),
         ]
         turn_input = msgspec.structs.replace(turn_input, messages=messages)
-    if blocks := image_blocks(turn_input.messages, match.path_messages):
+    if shows_images:
+        blocks = image_blocks(turn_input.messages, match.path_messages)
         new = await read_new_images(policy, blocks, turn_input.messages, match.path_messages)
     try:
         if match.is_long:

@@ -11,7 +11,7 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
+from msgspec.structs import astuple
 
 from tito_core.backend.errors import UNREADABLE, BackendError, EngineConnectionError, ProtocolViolationError, hidden
 from tito_core.backend.http.body import ERROR_BYTES, AnswerSize, BodyTooLargeError
@@ -84,9 +84,6 @@ _NOT_EXTENDED = ("prompt", "input", "weight")
 """Prefixes of the names of lists that each event repeats whole."""
 _REQUEST_IDS = ("id", "request_id")
 """Names of the field that names the request, on both engines."""
-
-
-TokenArray = npt.NDArray[np.int64]
 
 
 class StreamError(ValueError):
@@ -167,8 +164,12 @@ class StreamReader(Generic[T]):
             self._refuse(await response.text(ERROR_BYTES), problem)
         events, assembler = EventReader(self.size), self.assembler()
         async for piece in response.pieces():
-            for event in events.feed(piece):
-                self._show(self._add(assembler, event))
+            ids: list[int] = []
+            try:
+                for event in events.feed(piece):
+                    ids += self._add(assembler, event)
+            finally:
+                self._show(ids)  # one chunk for all that came at once, and what came before a refused event
         if not events.done:
             raise self._broken_off()
         try:
@@ -178,21 +179,25 @@ class StreamReader(Generic[T]):
         self.unordered = assembler.unordered
         return value
 
-    def _show(self, ids: TokenArray) -> None:
-        if not len(ids):
+    def _show(self, ids: list[int]) -> None:
+        if not ids:
             return
+        try:
+            chunk = TokenChunk(np.array(ids, np.int64))
+        except OverflowError as error:
+            self._refuse("", str(error), error)
         self.was_streamed = True
         try:
-            self.on_chunk(TokenChunk(ids))
+            self.on_chunk(chunk)
         except BackendError as error:  # from the core, about an invalid token id
             error.sent = True  # the engine is still generating: abort it
             raise
 
-    def _add(self, assembler: StreamAssembler[T], event: bytes) -> TokenArray:
-        if event[:24].lstrip(b"{ ").startswith(b'"error"'):
+    def _add(self, assembler: StreamAssembler[T], event: bytes) -> Sequence[int]:
+        if b'"error"' in event[:24] and event[:24].lstrip(b"{ ").startswith(b'"error"'):
             raise self._error_event(event)
         try:
-            return np.asarray(assembler.add(event), np.int64)
+            return assembler.add(event)
         except FailedAnswerError as failed:
             body = msgspec.json.encode({"error": {"message": str(failed)}}).decode()  # as without a stream
             raise self._failure(failed.status, body) from None
@@ -266,18 +271,17 @@ def merge_event(before: S, event: S) -> None:
     Raises:
         StreamError: The event echoes another prompt or names another request; see `same_echo` and `same_request`.
     """
-    for name in before.__struct_fields__:
-        new = getattr(event, name)
-        if new is None:
-            continue
-        match getattr(before, name), new:
-            case msgspec.Struct() as old, msgspec.Struct():
+    for name, old, new in zip(before.__struct_fields__, astuple(before), astuple(event), strict=True):
+        match old, new:
+            case msgspec.Struct(), msgspec.Struct():
                 merge_event(old, new)
-            case list() as old, list() if not name.startswith(_NOT_EXTENDED):
+            case list(), list() if not name.startswith(_NOT_EXTENDED):
                 old += new
-            case old, _ if name in _REQUEST_IDS:
+            case _ if new is None or new == old:
+                continue
+            case str() | None, _ if name in _REQUEST_IDS:
                 setattr(before, name, same_request(old, new))
-            case msgspec.Raw() as old, _:
+            case msgspec.Raw(), _:
                 setattr(before, name, same_echo(old, new))
             case _:
                 setattr(before, name, new)
