@@ -117,9 +117,13 @@ def ends_in(data: bytes) -> int:
     return sum(frame.kind == END for frame in frames_of(data[:at]))
 
 
-def test_a_folder_holds_what_it_was_given_in_several_files() -> None:
+def test_a_folder_holds_what_it_was_given_in_several_files_and_adds_nothing_to_full_ones(tmp_path: Path) -> None:
     assert len(files(whole())) > 3
     expect_each_once(whole(), rollouts(run_of(whole())))
+    path = copy_of(whole(), tmp_path)
+    with RolloutFolder(path, ABOUT, file_bytes=1) as again:
+        added = [again.append(made_up_result(Rollout(again.run, task, SAMPLES))) for task in list(TASKS)[:2]]
+    assert [entry.file for entry in added] == [f"rollouts-{len(files(whole())) + n:05d}.tito" for n in (1, 2)]
 
 
 @given(cut=st.data())
@@ -258,6 +262,10 @@ def test_a_rollout_of_schema_1_without_a_line_is_cut_off_and_several_are_kept(tm
     with RolloutFolder(path, {"agent": "tests:run"}) as folder:
         folder.append(made_up_result(Rollout(folder.run, list(OLD_TASKS)[-1], 1)))
     assert len(list(entries(path))) == len(lines) - 1
+    path = copy_of(OLD, tmp_path / "cut")
+    os.truncate(files(path)[-1], PREAMBLE)  # a power cut may keep the line and take the rollout
+    with RolloutFolder(path, {"agent": "tests:run"}) as folder:
+        assert [folder.finished_samples(task) for task in OLD_TASKS] == [3, 3, 1]
     path = copy_of(OLD, tmp_path / "other")
     (path / "index.jsonl").write_bytes(lines[0])
     before = {name: data for name, data in contents(path).items() if name.endswith(".tito")}

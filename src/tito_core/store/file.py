@@ -180,7 +180,7 @@ class LedgerFile:
 
         Args:
             ledger: The ledger.
-            end: The payload of its END record, which is written last unless the file has one; None ends no rollout.
+            end: The payload of its END record, which is written last; None ends no rollout.
 
         Raises:
             SchemaError: The file has more turns or annotations of this ledger, or another ledger with its UUID.
@@ -201,8 +201,7 @@ class LedgerFile:
             records = [(Kind.IMAGE, _image(image)) for key, image in ledger.images.items() if key not in known]
             records += [(Kind.TURN, _payload(turn)) for turn in turns]
             records += [(Kind.ANNOTATION, _ENCODER.encode(record_of(annotation))) for annotation in annotations]
-            if end is not None and not self._index.count(ledger.uuid, Kind.END):
-                records.append((Kind.END, end))
+            records += [] if end is None else [(Kind.END, end)]
             self._write(ledger.header, records)
 
     def attach(self, ledger: Ledger) -> Ledger:
