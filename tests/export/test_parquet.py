@@ -36,7 +36,7 @@ def same(one: TrainingSample, other: TrainingSample) -> bool:
             assert left.dtype == right.dtype
             np.testing.assert_array_equal(left, right)
         else:
-            assert left == right, name
+            assert (type(left), left) == (type(right), right), name
     return True
 
 
