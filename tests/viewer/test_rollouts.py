@@ -115,14 +115,14 @@ def test_an_empty_ledger_and_odd_annotations_have_rows(tmp_path: Path) -> None:
 
 def test_later_rollouts_get_the_next_numbers_and_later_rewards_are_shown(tmp_path: Path) -> None:
     folder, file = collected(tmp_path / "c", 2), written(tmp_path, ledger_of())
-    rollouts = Rollouts([folder, file])
-    first = [rollouts.place(number).ledger for number in (1, 2, 3)]
+    rollouts = Rollouts([folder, collected(tmp_path / "unchanged", 1), file])
+    first = [rollouts.place(number).ledger for number in (1, 2, 3, 4)]
     late, judged = ledger_of(), rollouts.load(1)
     store.append(file, [late])
     judged.annotate("reward", 17.0)
     store.append(folder / "rollouts-00001.tito", [judged])
     table = rows(site(rollouts).collection())
-    assert [rollouts.place(number).ledger for number in (1, 2, 3, 4)] == [*first, late.uuid]
+    assert [rollouts.place(number).ledger for number in (1, 2, 3, 4, 5)] == [*first, late.uuid]
     assert [(row["ledger"], row["reward"]) for row in table[:2]] == [(first[0], 17.0), (first[1], 1.0)]
 
 
