@@ -20,6 +20,7 @@ from crowd import agent_of, crowd, looking, through_agent
 from ours_rollouts import Seeds
 from strands_tito import Policy, TITOModel
 from strands_tito.collect import Connection, InProcess, Processes, collect
+from tito_core.policy import PathText
 from tito_core.turn.history import as_stored
 from tito_engines import models
 
@@ -41,7 +42,7 @@ class Seeded:
         seeds, ledger = self.seeds, model.ledger
         ledger.commit(seeds.draft, ledger.match(seeds.history), as_stored(seeds.messages[1]))
         prompt = model.policy._prompts.text(ledger, None, seeds.draft.prompt_ids)
-        model.policy._prompts.keep(ledger, 0, None, prompt.then(seeds.draft.output_ids))
+        model.policy._prompts.keep(ledger, 0, None, PathText(prompt.then(seeds.draft.output_ids)))
         agent = self.ready.pop() if self.ready else agent_of((model, seeds.messages), self.turns)
         agent.model = model
         await through_agent(agent, self.turns)

@@ -13,6 +13,7 @@ from strands.models.model import Model
 from conversation import CONTEXTS, SYSTEM, message_of, opening, result, serve, turn
 from crowd import SPECS, Seeded, agent_of, crowd, through_agent
 from strands_tito import Policy
+from tito_core.policy import PathText
 from tito_core.turn.history import as_stored, opening_of
 from tito_engines import models
 
@@ -62,7 +63,7 @@ class Seeds:
         ledger.commit(self.draft, ledger.match(self.history), as_stored(self.messages[1]))
         model = self.policy.model(ledger=ledger, sampling={"max_new_tokens": 300}, verify_echo="first")
         prompt = self.policy._prompts.text(ledger, None, self.draft.prompt_ids)
-        self.policy._prompts.keep(ledger, 0, None, prompt.then(self.draft.output_ids))
+        self.policy._prompts.keep(ledger, 0, None, PathText(prompt.then(self.draft.output_ids)))
         return model, self.messages
 
 

@@ -15,10 +15,11 @@ from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Image
+from tito_core.policy import PathText, PromptCache
 from tito_core.turn.images import collapsed_ids, image_prompt
 
 if TYPE_CHECKING:
-    from tito_core.policy import PolicyParts, PromptCache
+    from tito_core.policy import PolicyParts
 
 
 class Prompt(msgspec.Struct, frozen=True, eq=False):
@@ -60,15 +61,11 @@ class Prompt(msgspec.Struct, frozen=True, eq=False):
             return prompt
         if certificate.content_tokens == "inert":
             _check_written(delta, ledger.header.media_ids, 0)
-        ids = ledger.path_ids(parent, delta)
+        ids = policy._prompts.ids(ledger, parent, delta)
         return cls(ids, policy._prompts.text(ledger, parent, delta).for_array(ids))
 
-    def answered(
-        self, prompts: PromptCache, ledger: Ledger, draft: Draft, output_ids: TokenIds
-    ) -> tuple[IdText, IdText | None]:
+    def answered(self, prompts: PromptCache, ledger: Ledger, draft: Draft, output_ids: TokenIds) -> PathText:
         """Return the text of a draft's path, with this prompt and its answer, before the draft is committed.
-
-        The second is that of the collapsed ids, or None for a path without images; see `PathText`.
 
         Raises:
             LawViolationError: The draft holds other tokens than the request and the response (law 4).
@@ -77,10 +74,10 @@ class Prompt(msgspec.Struct, frozen=True, eq=False):
         if self.images is None:
             before = prompts.path(ledger, parent)
             same = sent.continues(before.text, ids) if before else sent.matches(ledger.path_ids(parent, ids))
-            path: tuple[IdText, IdText | None] = sent, None
+            path = PathText(sent, ids=(self.ids, output_ids))
         else:
             same = sent.matches(collapsed_ids(ledger, draft))
-            path = prompts.text(ledger, parent, ids), sent
+            path = PathText(prompts.text(ledger, parent, ids), sent)
         if not same:
             raise LawViolationError(
                 4,

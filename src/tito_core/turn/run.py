@@ -121,7 +121,7 @@ async def run_turn(
     except BaseException:
         ledger.call_ids.give_back(call_ids)
         raise
-    policy._prompts.keep(ledger, turn.index, turn.parent, *path)
+    policy._prompts.keep(ledger, turn.index, turn.parent, path)
     remember(turn_input.model_state, ledger, turn.index)
     if raised:
         raise MalformedCallError(raised, turn.index, answer.message)
