@@ -151,8 +151,9 @@ def _texts(message: Any) -> Iterator[str]:
 def _kinds(message: Any) -> tuple[Any, ...]:
     kinds = [message["role"]]
     for block in message["content"]:
-        kinds += [*block][:1] or [""]
-        for item in block["toolResult"]["content"] if "toolResult" in block else ():
-            if "image" in item:
-                kinds += ["image of the result"]
+        images, result = 0, block.get("toolResult")
+        for item in result["content"] if type(result) is dict else ():
+            images += "image" in item
+        for kind in [*block][:1] or [""]:
+            kinds += [f"{kind} with {images} images" if images else kind]
     return (*kinds,)
