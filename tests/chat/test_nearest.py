@@ -80,7 +80,7 @@ def test_every_answer_has_a_next_turn_and_so_has_every_edited_history(name: str)
     if not template.certificate.tools:
         return  # tests/model/test_refusing_templates.py: no tool runs
 
-    @settings(deadline=None, max_examples=examples(40))
+    @settings(deadline=None, max_examples=examples(20))
     @given(turns())
     @example((EMPTY_RESULT[0], EMPTY_RESULT[1:]))
     def holds(turn: tuple[Any, list[Any]]) -> None:
