@@ -18,7 +18,7 @@ import numpy as np
 
 from tito_conformance.bets import FALSE_ALARM
 from tito_conformance.checks import Tally, Where, set_place, together
-from tito_conformance.fixed import ABSENT, NEAR_TIE_NATS, check_causality, check_prefixes
+from tito_conformance.fixed import ABSENT, NEAR_TIE_NATS, check_causality, check_prefixes, compare_scores
 from tito_conformance.oracle import offsets
 from tito_conformance.sampler import QUESTIONS, Draw, Question, draw_of, drawn
 from tito_conformance.semantics import LONG_PROMPTS, MAX_TOKENS, ask, ask_if_accepted, long_prompt, row
@@ -79,6 +79,8 @@ async def check(server: ConnectedServer, tally: Tally, repeats: int) -> None:
         prompts[1] = long_prompt(server, LONG_PROMPTS[0])
     for number, prompt in enumerate(prompts):
         plain = await ask(server, prompt, GREEDY, likeliest=True)
+        ids = np.concatenate([prompt, plain.output_ids])  # first: what follows leans on its logprobs
+        await compare_scores(server, tally, "rescored", ids, plain.logprobs, server.sampling(**GREEDY), "greedy")
         await _check_batch(server, tally, prompt, plain, number)
         if number == 0:
             await _check_seeds(server, tally, prompt)
@@ -403,6 +405,7 @@ async def _check_state(server: ConnectedServer, tally: Tally, prompt: TokenIds, 
     chance = float(np.minimum(one.logprobs[:same], 0).sum()) + math.log(MAX_TOKENS)
     problem = (
         f"two answers at temperature 1, each right after {extreme}, begin with the same {same} tokens, by chance "
-        f"once in {math.exp(min(-chance, 700.0)):.3g} runs: something of that request is left."
+        f"once in {math.exp(min(-chance, 700.0)):.3g} runs: something of that request is left, or all answers "
+        "without a seed have one."
     )
     tally.require("sampler", chance > math.log(FALSE_ALARM), problem, 0)

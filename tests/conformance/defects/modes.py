@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
 
 from conformance.defects.defect import Defect
 from tito_conformance.testing import Fault, ScriptedRequest
+from tito_core.backend.http.watch import ServerWatch
 
 VLLM = ("vllm", "vllm-completions")
 _PROCESSED = {"raw_logprobs": False, "truncated_logprobs": True}
@@ -18,6 +24,16 @@ def _speculating(number: int, request: ScriptedRequest) -> Fault | None:
     message = "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
     error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
     return Fault(status=400, content_type="application/json", body=json.dumps({"error": error}).encode())
+
+
+def _measured_again() -> AbstractContextManager[Any]:
+    """Let the client find again and again that the server may be another one, as after idle seconds."""
+    original, asked = ServerWatch.__init__, itertools.count()
+
+    def made(self: ServerWatch, interruptions: Callable[[], int]) -> None:
+        original(self, lambda: next(asked) // 100)
+
+    return mock.patch.object(ServerWatch, "__init__", made)
 
 
 MODES = (
@@ -44,5 +60,6 @@ MODES = (
         Defect(f"context-{size}", 0, f"A context of {size} tokens.", options={"max_model_len": size})
         for size in (150, 200, 300, 700)
     ),
+    Defect("measured-again", 0, "A server that the client measures again meanwhile.", client=_measured_again),
 )
 """Sound modes of servers, as the recordings of the real ones show them."""
