@@ -95,7 +95,7 @@ async def test_a_rollout_streams_to_the_same_ledger(served: Served) -> None:
         assert outputs(watched) == outputs(plain)
         assert [message[0] for message in seen] == [message[0] for message in messages]
         assert seen == messages
-        assert deltas > 10
+        assert deltas > 1 + sum(role == "assistant" for role, _ in seen)  # all that one read brings is one
         for one, other in zip(watched, plain, strict=True):
             assert np.max(np.abs(one.draft.logprobs - other.draft.logprobs)) < 1e-3
             assert (one.draft.finish, one.draft.stop) == (other.draft.finish, other.draft.stop)
