@@ -246,7 +246,7 @@ def _steps(encoder: ContentSafeEncoder, tail: Tail, slots: Mapping[int, Slot]) -
     def fix(stop: int) -> None:
         if begin < stop:
             inside = [control for control in tail.controls if begin <= control[0] and control[1] <= stop]
-            encoded = encoder.encode(text[:stop], begin, inside)  # type: ignore[arg-type]
+            encoded = encoder.encode(text[:stop], begin, inside)  # type: ignore[arg-type]  # a slice of `Traced` is one
             steps.append(Fixed(encoded.ids.tobytes(), encoded.provenance.tobytes(), str(encoded.text)))
 
     for start, stop, _ in (*tail.controls, (len(text), len(text), 0)):
