@@ -179,8 +179,9 @@ class Answers:
             )
             return await self._turn(model, transport, engine, kind)
         finally:
-            # A probe is sent again three times whatever the patience, at last after two seconds.
-            longest = 2 if transport.armed else 1
+            # A generation waits its patience at most; a probe that came damaged its backoff, whatever the patience:
+            # two seconds, lengthened by up to two.
+            longest = 4 if transport.armed else 1
             require(all(0 <= wait <= longest for wait in sleep.seconds), f"the client would sleep {sleep.seconds} s")
             await backend.aclose()
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
-from random import Random
 from typing import Any
 
 from fuzz.target import Target
@@ -46,8 +46,9 @@ def main() -> None:
 def run(target: Target, seed: int, number: int) -> dict[str, Any]:
     """Run one case, and return its outcome."""
     before = most_memory()
+    random.seed(f"{seed} {number}")  # the jitter of retries, so that a finding happens again
     try:
-        outcome: dict[str, Any] = {"outcome": target.case(Random(f"{seed} {number}"))}
+        outcome: dict[str, Any] = {"outcome": target.case(random.Random(f"{seed} {number}"))}
     except Exception as error:
         frames = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
         ours = [frame for frame in frames if "/src/" in frame] or frames
