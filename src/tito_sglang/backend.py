@@ -44,7 +44,7 @@ class SGLangBackend(HttpBackend):
         if self._ranks == self._reported_ranks:  # a restarted server may have others
             self._ranks = self._reported_ranks = server.dp_size
         loads, info = loads_task.result() or wire.Loads(), model_task.result()
-        wire.refuse_preferred(info.preferred_sampling_params if info else None)
+        wire.refuse_preferred((info and info.preferred_sampling_params) or ())
         return EngineInfo(
             self.name,
             server.served_model_name or model.id,

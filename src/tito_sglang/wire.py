@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -87,7 +87,12 @@ class ModelInfo(msgspec.Struct):
     weight_version: str | None = None
     has_image_understanding: bool = False
     model_type: str | None = None
-    preferred_sampling_params: Any = None
+    preferred_sampling_params: dict[str, Any] | str | None = None
+
+    def __post_init__(self) -> None:
+        """Decode what some releases write as a text."""
+        if isinstance(text := self.preferred_sampling_params, str):
+            self.preferred_sampling_params = msgspec.json.decode(text, type=dict[str, Any] | None)
 
 
 class Load(msgspec.Struct):
@@ -431,15 +436,14 @@ NEUTRAL: dict[str, Any] = {
 """Fields that most requests do not use. They are sent, as `--preferred-sampling-params` fills in those left out."""
 
 
-def refuse_preferred(preferred: object) -> None:
-    """Check the server's `--preferred-sampling-params`, a dictionary or its JSON.
+def refuse_preferred(preferred: Iterable[str]) -> None:
+    """Check the names in the server's `--preferred-sampling-params`.
 
     Raises:
         BadRequestError: It has a field that requests do not send, which would change answers and not be recorded.
     """
-    found = msgspec.json.decode(preferred) if isinstance(preferred, str) else preferred
     sent = sampling_fields(SamplingParams())
-    if more := sorted(set(found if isinstance(found, dict) else ()) - sent.keys() - {"stream_interval"}):
+    if more := sorted(set(preferred) - sent.keys() - {"stream_interval"}):
         raise BadRequestError(
             f"The server adds {', '.join(more)} to every request (--preferred-sampling-params), which would change "
             "answers and not be recorded. Start it without, and set sampling parameters in the client.",

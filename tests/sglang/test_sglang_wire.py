@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,14 +71,21 @@ def test_a_long_prompt_is_repeated_seldom(prompt: int, tokens: int, every: int) 
 def test_a_servers_preferred_parameters_change_no_request(name: str, as_json: bool) -> None:
     """The server sends each request as {**preferred, **request} to the engine (`tokenizer_manager.py` of 0.5.23)."""
     preferred: Any = json.dumps({name: 1}) if as_json else {name: 1}
+    info = msgspec.json.decode(json.dumps({"preferred_sampling_params": preferred}), type=wire.ModelInfo)
+    found = info.preferred_sampling_params
+    assert found == {name: 1}
     sent = wire.sampling_fields(SamplingParams())
     if name in ("beam_width", "watermark", "choice"):
         with pytest.raises(BadRequestError, match=f"adds {name} to every request .--preferred-sampling-params"):
-            wire.refuse_preferred(preferred)
+            wire.refuse_preferred(found)
     else:
-        wire.refuse_preferred(preferred)
+        wire.refuse_preferred(found)
         assert name in sent or name == "stream_interval", "which concerns only how an answer is cut into events"
-    wire.refuse_preferred(None)
+
+
+def test_preferred_parameters_that_are_no_json_are_a_damaged_answer() -> None:
+    with pytest.raises(msgspec.DecodeError, match="truncated"):
+        msgspec.json.decode(b'{"preferred_sampling_params": "{"}', type=wire.ModelInfo)
 
 
 async def test_a_server_whose_preferred_parameters_cannot_be_overridden_is_refused() -> None:
