@@ -58,11 +58,11 @@ from tito_core.parsing.turn import PreviewError as PreviewError
 from tito_core.store.file import FileLockedError as FileLockedError
 from tito_core.store.frames import SchemaError as SchemaError
 from tito_core.turn.answer import MalformedCallError as MalformedCallError
-from tito_core.turn.history import HistoryChangedError as HistoryChangedError
+from tito_core.turn.branch import HistoryChangedError as HistoryChangedError
 from tito_core.turn.inputs import UnsupportedToolChoiceError as UnsupportedToolChoiceError
+from tito_core.turn.recording import TurnNotStoredError as TurnNotStoredError
 from tito_core.turn.request import TotalTokensReachedError as TotalTokensReachedError
 from tito_core.turn.request import TrimmedHistoryError as TrimmedHistoryError
-from tito_core.turn.run import TurnNotStoredError as TurnNotStoredError
 from tito_engines.errors import Cancelled as Cancelled
 from tito_engines.errors import CannotInstall as CannotInstall
 from tito_engines.errors import EngineError as EngineError

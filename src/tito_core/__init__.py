@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from tito_core.model import Policy, TITOModel
     from tito_core.termination import Termination, record_termination, recorded_termination, termination_of
     from tito_core.turn.answer import MalformedCallError, ParseReport
-    from tito_core.turn.history import HistoryChangedError
+    from tito_core.turn.branch import HistoryChangedError
+    from tito_core.turn.recording import TurnNotStoredError
     from tito_core.turn.request import TotalTokensReachedError
-    from tito_core.turn.run import TurnNotStoredError
 
 __all__ = [
     "Adapter",
@@ -37,7 +37,7 @@ __all__ = [
 
 _MODULES = {
     "Adapter": "tito_core.ledger",
-    "HistoryChangedError": "tito_core.turn.history",
+    "HistoryChangedError": "tito_core.turn.branch",
     "Ledger": "tito_core.ledger",
     "MalformedCallError": "tito_core.turn.answer",
     "ParseReport": "tito_core.turn.answer",
@@ -48,7 +48,7 @@ _MODULES = {
     "Termination": "tito_core.termination",
     "TotalTokensReachedError": "tito_core.turn.request",
     "Trajectory": "tito_core.ledger",
-    "TurnNotStoredError": "tito_core.turn.run",
+    "TurnNotStoredError": "tito_core.turn.recording",
     "OptionalOutputs": "tito_core.backend",
     "record_termination": "tito_core.termination",
     "recorded_termination": "tito_core.termination",

@@ -29,7 +29,8 @@ from tito_core.policy import CONNECTED_TO, PolicyOptions, PolicyParts, check_arg
 from tito_core.settings import RolloutOptions, Settings, TITOConfig
 from tito_core.turn.answer import ParseReport
 from tito_core.turn.inputs import TurnInput, check_output_model, system_text
-from tito_core.turn.run import Recording, run_turn
+from tito_core.turn.recording import Recording
+from tito_core.turn.run import run_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -144,8 +144,8 @@ def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
     from tito_core.hooks import LoopLimitReachedError
     from tito_core.ledger.errors import LawViolationError
     from tito_core.store import SchemaError
+    from tito_core.turn.recording import TurnNotStoredError
     from tito_core.turn.request import TrimmedHistoryError
-    from tito_core.turn.run import TurnNotStoredError
 
     too_long = exceptions.ContextWindowOverflowException, errors.ContextLengthError, TrimmedHistoryError
     engine = errors.BackendError, exceptions.ModelThrottledException, LawViolationError, TurnNotStoredError, SchemaError

@@ -20,7 +20,7 @@ from strands_tito.inspect.verify import rescore
 from support.real import Served
 from tito_core import TITOModel, store
 from tito_core.ledger import Ledger, Provenance, Reason, check_ledger
-from tito_core.turn.history import HistoryChangedError
+from tito_core.turn.branch import HistoryChangedError
 
 pytestmark = pytest.mark.engine
 

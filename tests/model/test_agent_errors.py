@@ -36,7 +36,7 @@ from tito_core.backend import (
 )
 from tito_core.ledger.errors import LawViolationError
 from tito_core.parsing.completion import CallStatus, ParsedCall
-from tito_core.turn.run import TurnNotStoredError
+from tito_core.turn.recording import TurnNotStoredError
 
 CALL = call("add", '{"a": 2, "b": 3}')
 LONG = "word " * 400

@@ -13,7 +13,7 @@ from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, t
 from tito_core import Ledger, Policy, TITOModel, store
 from tito_core.parsing import control_strings, get_tool_parser
 from tito_core.turn.inputs import TurnInput
-from tito_core.turn.run import Recording
+from tito_core.turn.recording import Recording
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

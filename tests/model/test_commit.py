@@ -15,7 +15,7 @@ from support.drafts import make_draft
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile
 from tito_core.turn.inputs import TurnInput
-from tito_core.turn.run import Recording, TurnNotStoredError, lock_wait_s
+from tito_core.turn.recording import Recording, TurnNotStoredError, lock_wait_s
 
 
 class Owner:

@@ -23,7 +23,7 @@ from tito_core.backend import (
 )
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile
-from tito_core.turn.run import TurnNotStoredError
+from tito_core.turn.recording import TurnNotStoredError
 
 HELLO: Any = [{"role": "user", "content": [{"text": "Hello?"}]}]
 

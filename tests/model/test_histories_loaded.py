@@ -11,7 +11,7 @@ from support.conversations import answer, user
 from support.scripted import BACKENDS, Says, model_of
 from tito_core.ledger import Branch, Reason
 from tito_core.store import from_record, to_record
-from tito_core.turn.history import HistoryChangedError
+from tito_core.turn.branch import HistoryChangedError
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 

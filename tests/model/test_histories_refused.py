@@ -11,7 +11,7 @@ from strands.hooks import AfterModelCallEvent
 from support.conversations import answer, user
 from support.histories import ObservedRollout, observe
 from support.scripted import BACKENDS
-from tito_core.turn.history import HistoryChangedError
+from tito_core.turn.branch import HistoryChangedError
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from support.scripted import BACKENDS, END, Says, ids_of, model_of
 from tito_core.ledger import Ledger, check_ledger
-from tito_core.ledger.turn import OF_ONE_AGENT, Reason
+from tito_core.ledger.turn import Reason
 from tito_core.store import from_json, to_json
-from tito_core.turn.history import HistoryChangedError, find_parent, opening_of
+from tito_core.turn.branch import HistoryChangedError
+from tito_core.turn.history import find_parent, opening_of
 
+OF_ONE_AGENT = frozenset(Reason) - {Reason.SEPARATE, Reason.SIDE_CALL}
+"""Reasons that a change of one agent's own history can have."""
 QUESTIONS = ("A?", "B?", "C?")
 SYSTEMS = ("Be brief.", "Be long.")
 HELLO = ids_of("Hello"), ids_of(" the"), ids_of("re")

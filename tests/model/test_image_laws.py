@@ -26,7 +26,7 @@ from tito_core.backend.errors import BackendError, ServerError
 from tito_core.chat.images import read_image
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.store import LedgerFile
-from tito_core.turn.run import TurnNotStoredError
+from tito_core.turn.recording import TurnNotStoredError
 
 FIRST, SECOND = png(8, 8, 1), png(8, 8, 2)
 BLOCKS = st.one_of(

@@ -13,7 +13,7 @@ from tito_core import Policy, TITOModel
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import Ledger
 from tito_core.settings import Settings
-from tito_core.turn.history import _changed_parts
+from tito_core.turn.branch import _changed_parts
 
 
 @pytest.fixture

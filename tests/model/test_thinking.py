@@ -14,7 +14,7 @@ from support.histories import ObservedRollout, add, observe
 from support.scripted import BACKENDS, policy_of, tokenizer
 from tito_core import store
 from tito_core.ledger import Provenance
-from tito_core.turn.history import HistoryChangedError
+from tito_core.turn.branch import HistoryChangedError
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 NAME = "qwen3-tiny"

@@ -146,11 +146,6 @@ class Retries:
         return min(max(backoff_s(failures.count), retry_after_s or 0.0), left)
 
 
-def attempt_id(request_id: str, number: int) -> str:
-    """Return the request id of a try. SGLang refuses an id that is still running, so each retry has its own."""
-    return request_id if not number else f"{request_id}-retry{number}"
-
-
 def is_transient(error: BackendError) -> bool:
     """Return whether a failure is transient and the request can be retried.
 

@@ -331,6 +331,13 @@ class Ledger:
             index = turn.draft.parent
         return turns[::-1]
 
+    def lineage(self, index: int | None) -> Iterator[int]:
+        """Yield a turn and its ancestors, nearest first: its path, and past each root the turn that the root left."""
+        while index is not None:
+            yield index
+            draft = self._turns[index].draft
+            index = draft.parent if draft.parent is not None or draft.branch is None else draft.branch.turn
+
     def path_length(self, index: int | None) -> int:
         """Return the number of tokens from the root to the end of turn `index`; 0 for None.
 

@@ -226,10 +226,6 @@ class Reason(StrEnum):
     SIDE_CALL = "side call"  # a call outside any agent's conversation, such as a summary
 
 
-OF_ONE_AGENT = frozenset(Reason) - {Reason.SEPARATE, Reason.SIDE_CALL}
-"""Reasons that a change of one agent's own history can have."""
-
-
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A link from the first turn of a new path to the older path that it left.

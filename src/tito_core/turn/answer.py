@@ -29,6 +29,7 @@ from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.validation import check_output_ids, outside_vocabulary
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.messages import MALFORMED_CALL, with_sampled_id
+from tito_core.chat.rendering import TemplateError
 from tito_core.ledger.columns import Columns, TokenIds
 from tito_core.ledger.errors import TITOError
 from tito_core.ledger.history import extended
@@ -83,15 +84,30 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         message: The message as its events show it.
         stored: The message as Strands will store it.
         draft: The turn, ready to commit.
-        malformed: Its malformed calls.
+        stop_reason: Strands' stop reason.
         arguments: The arguments of its calls as the policy wrote them, by `toolUseId`.
+        refused: Its malformed calls, where they raise.
+        is_unshown: Whether it calls tools, which the chat template cannot show.
     """
 
     message: Message
     stored: Message
     draft: Draft
-    malformed: tuple[ParsedCall, ...]
+    stop_reason: StopReason
     arguments: Mapping[str, str]
+    refused: tuple[ParsedCall, ...] = ()
+    is_unshown: bool = False
+
+    def refusal(self, turn: int) -> TITOError | None:
+        """Return the error that ends turn `turn`, which is committed, in place of events; None for most answers."""
+        if self.refused:
+            return MalformedCallError(self.refused, turn, self.message)
+        if self.is_unshown:
+            return TemplateError(
+                f"The policy called a tool in turn {turn}, and the chat template shows no calls and results, so no "
+                "tool ran. The turn is committed. Use a template that shows them, or an agent without tools."
+            )
+        return None
 
 
 def read_answer(
@@ -115,7 +131,10 @@ def read_answer(
     message = assistant_message(parsed, response.finish, next_call_id, settings.malformed_calls, runs_calls)
     stored = as_stored(message)
     drafted = draft(policy, prepared, response, stored, parsed, agent)
-    return Answer(message, stored, drafted, malformed_of(parsed), sampled_arguments(message, parsed))
+    reason = stop_reason(message, response)
+    refused = malformed_of(parsed) if settings.malformed_calls == "raise" else ()
+    is_unshown = reason == "tool_use" and not policy.template.certificate.tools
+    return Answer(message, stored, drafted, reason, sampled_arguments(message, parsed), refused, is_unshown)
 
 
 def parse(policy: PolicyParts, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
@@ -438,30 +457,30 @@ def stop_reason(message: Message, response: TokenResponse) -> StopReason:
 
 
 def events(
-    message: Message,
-    reason: StopReason,
+    answer: Answer,
     response: TokenResponse,
-    arguments: Mapping[str, str],
     began: float,
     streamed_blocks: Sequence[Piece] = (),
+    prompt_ids: TokenIds | None = None,
 ) -> Iterator[StreamEvent]:
-    """Yield the events of one answer, the last one with usage and latency.
+    """Yield the events of one answer, the last one with usage and latency; none of one that is refused.
 
     The latency is that of the whole turn, as Strands' time to the first token is counted from the turn's beginning too.
     The server's own is `engine.latency_s` of the recorded turn.
 
     Args:
-        message: The answer.
-        reason: Why it stopped.
+        answer: The answer.
         response: The engine's response.
-        arguments: The calls' arguments by `toolUseId`, from `sampled_arguments`.
         began: The time of `time.monotonic` at which the model was called.
         streamed_blocks: The blocks that were streamed before, the last one still open; see `StreamedEvents.blocks`.
+        prompt_ids: The ids of the prompt, to be shown with those of the answer and its logprobs; None to show none.
 
     Raises:
         PreviewError: The answer does not start with `streamed_blocks`.
     """
-    content = message["content"]
+    if answer.refused or answer.is_unshown:
+        return
+    content = answer.message["content"]
     _check_preview(content, streamed_blocks)
     if not streamed_blocks:
         yield {"messageStart": {"role": "assistant"}}
@@ -472,11 +491,14 @@ def events(
             if rest:
                 yield {"contentBlockDelta": {"delta": delta_of(Piece(streamed_blocks[number].kind, rest))}}
         else:
-            start, delta = _block_events(block, arguments)
+            start, delta = _block_events(block, answer.arguments)
             yield {"contentBlockStart": {"start": start}}
             yield {"contentBlockDelta": {"delta": delta}}
         yield {"contentBlockStop": {}}
-    yield {"messageStop": {"stopReason": reason}}
+    if prompt_ids is None:
+        yield {"messageStop": {"stopReason": answer.stop_reason}}
+    else:
+        yield _with_ids(answer.stop_reason, prompt_ids, response)
     sampled = len(response.output_ids)
     usage: Usage = {
         "inputTokens": response.prompt_length,
@@ -489,14 +511,14 @@ def events(
     yield {"metadata": {"usage": usage, "metrics": metrics}}
 
 
-def with_ids(event: StreamEvent, prompt_ids: TokenIds, response: TokenResponse) -> StreamEvent:
-    """Return the event that ends a message with the turn's ids and logprobs as lists, for callbacks."""
+def _with_ids(reason: StopReason, prompt_ids: TokenIds, response: TokenResponse) -> StreamEvent:
+    """Return the event that ends a message, with the turn's ids and logprobs as lists, for callbacks."""
     fields: dict[str, Any] = {
         "prompt_token_ids": prompt_ids.tolist(),
         "token_ids": response.output_ids.tolist(),
         "logprobs": response.logprobs.tolist(),
     }
-    return {"messageStop": {**event["messageStop"], "additionalModelResponseFields": fields}}
+    return {"messageStop": {"stopReason": reason, "additionalModelResponseFields": fields}}
 
 
 def delta_of(piece: Piece) -> ContentBlockDelta:

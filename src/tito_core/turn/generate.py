@@ -46,10 +46,10 @@ def generate_answer(
         BackendError: The engine failed.
     """
     work = partial(generate_resuming, backend, request, settings.on_abort, on_chunk)
-    return until_ended(work, backend, request, cancel, settings)
+    return within_limits(work, backend, request, cancel, settings)
 
 
-async def until_ended(
+async def within_limits(
     work: Callable[[], Awaitable[T]],
     backend: Backend,
     request: TokenRequest,

@@ -35,6 +35,11 @@ class Prompt(msgspec.Struct, frozen=True, eq=False):
     text: IdText
     images: PromptImages | None = None
 
+    @property
+    def new_images(self) -> Sequence[Image]:
+        """The images of the turn's own messages."""
+        return () if self.images is None else self.images.new
+
     @classmethod
     def of(
         cls, policy: PolicyParts, ledger: Ledger, parent: int | None, delta: TokenIds, new: Sequence[Image] = ()

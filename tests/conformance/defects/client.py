@@ -25,7 +25,7 @@ from tito_core.model import Policy
 from tito_core.parsing.completion import CallStatus
 from tito_core.turn import answer as read
 from tito_core.turn import history as parent
-from tito_core.turn.run import Recording
+from tito_core.turn.recording import Recording
 
 BOTH = ("vllm", "sglang")
 

@@ -31,7 +31,7 @@ from tito_core.backend.http.watch import ServerWatch
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineAdmin, EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.registry import installed_backends
-from tito_core.backend.retries import ABORT_WITHIN_S, PATIENCE_S, TIMEOUT_S, Clock, Failures, Sleep, attempt_id
+from tito_core.backend.retries import ABORT_WITHIN_S, PATIENCE_S, TIMEOUT_S, Clock, Failures, Sleep
 from tito_core.backend.values import at_least, short_repr
 from tito_core.ledger.columns import TokenIds
 
@@ -271,7 +271,8 @@ class HttpBackend(ABC):
         """
         retries, failures = self.http.retries, Failures(probe)
         while True:
-            running = attempt_id(request_id, failures.count)
+            # SGLang refuses an id that is still running, so each retry has its own.
+            running = f"{request_id}-retry{failures.count}" if failures.count else request_id
             request, reader = prepare(running), None
             if assembler is not None and on_chunk is not None:
                 url = self.http.base_url + request.path
