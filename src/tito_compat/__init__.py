@@ -22,7 +22,7 @@ def named(package: str, name: str, module: str | None) -> object:
     """Return a name of a peer's package, from the module of this package that has it.
 
     Raises:
-        AttributeError: There is no such name.
+        AttributeError: The package has no such name.
     """
     if module is None:
         raise AttributeError(

@@ -57,7 +57,7 @@ QUESTION_TOKENS = 32
 LEAST_FOR_BIAS = 100
 """Tokens below which a mean difference says little."""
 MAX_TOKENS = 24
-"""Tokens of an answer of which nothing else is said."""
+"""Longest answer of a measurement, in tokens, unless a question sets another one."""
 PENALISED_COLDER = Question(
     "temperature 0.713, presence_penalty -1.987", {"temperature": 0.713, "presence_penalty": -1.987}
 )

@@ -133,7 +133,7 @@ class _CancelOnExit:
         """Cancel the task unless it is done, and wait until it has sent its abort."""
         if self._task.done():
             return
-        if isinstance(error, GeneratorExit):  # a closed generator cannot wait: the task aborts alone, if its loop runs
+        if isinstance(error, GeneratorExit):  # it cannot wait; if its loop runs on, the task sends its abort
             with contextlib.suppress(RuntimeError):
                 self._task.cancel()
             return

@@ -307,7 +307,7 @@ class HttpBackend(ABC):
                 if prompt is not None:
                     raw = prompt.without_echo(raw)
                 value = decoded(self.http, raw, kind, request_id)
-        except GeneratorExit:  # what is closed cannot wait; its connection closes, which ends the request too
+        except GeneratorExit:  # a closed coroutine cannot wait; its connection closes, and that ends the request
             raise
         except BaseException as lost:
             if _may_still_run(lost):
