@@ -84,7 +84,7 @@ class SGLangBackend(HttpBackend):
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion; see `Backend.generate`."""
-        info, prompt = await self.expected(), request.id_text or IdText.of(request.input_ids)
+        info, prompt = await self.checked_info(), request.id_text or IdText.of(request.input_ids)
         route = self._route
         size = answer_size(request, repeats=0 if on_chunk is None else wire.stream_events(request, route))
         fields = wire.generation_fields(info, request, on_chunk, route)

@@ -122,7 +122,7 @@ class VLLMBackend(HttpBackend):
 
         `/inference/v1/generate` is preferred: the only endpoint that reports weight versions and takes images.
         """
-        info, prompt = await self.expected(), request.id_text or IdText.of(request.input_ids)
+        info, prompt = await self.checked_info(), request.id_text or IdText.of(request.input_ids)
         generates = info.endpoints[0] == _GENERATE
         if wire.must_not_stream(request.optional_outputs, generates=generates):
             on_chunk = None

@@ -158,13 +158,13 @@ def test_images_are_found_by_the_digest_of_their_bytes(tmp_path: Path) -> None:
     ledger = Ledger()
     spans = tuple(MediaSpan(at, 1, sha256(content).digest()) for at, content in enumerate(contents.values()))
     ledger.commit(make_draft(None, 0, [1, 2, 3, 4, 5], [6], media=(*spans, MediaSpan(4, 1, bytes(32)))))
-    found = Pictures(tmp_path / "pictures").of(ledger)
+    found = Pictures(tmp_path / "pictures").urls(ledger)
     assert {digest: url.split(";")[0] for digest, url in found.items()} == {
         spans[0].sha256: "data:image/png",
         spans[1].sha256: "data:image/webp",
         spans[3].sha256: "data:image/gif",
     }, "other files are left out: an SVG may hold a script"
-    assert Pictures().of(rich()) == {}
+    assert Pictures().urls(rich()) == {}
 
 
 def test_time_to_list_a_folder_is_linear_with_its_rollouts(tmp_path: Path) -> None:

@@ -357,7 +357,7 @@ class TokenTexts:
         self._override = TokenText(load_tokenizer(tokenizer)) if tokenizer else None
         self._loaded: dict[str, TokenText | None] = {}
 
-    def of(self, name: str | None) -> TokenText | None:
+    def named(self, name: str | None) -> TokenText | None:
         """Return the tokenizer of the given name as `TokenText`; None if it is not on this machine."""
         if self._override is not None or not name:
             return self._override
@@ -380,7 +380,7 @@ class Pictures:
         self._folder = None if folder is None else Path(folder)
         self._files: dict[bytes, Path] | None = None
 
-    def of(self, ledger: Ledger) -> Mapping[bytes, str]:
+    def urls(self, ledger: Ledger) -> Mapping[bytes, str]:
         """Return the ledger's images as `data:` URLs by digest: those that it holds, and those in the folder."""
         urls = dict(urls_of(ledger.images.values()))
         missing = {span.sha256 for turn in ledger for span in turn.draft.media} - urls.keys()

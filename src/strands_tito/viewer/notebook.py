@@ -24,7 +24,7 @@ def as_html(value: Ledger | Trajectory) -> str:
         tokens, tokenizer, images, title = len(value), value.tokenizer, list(value.images), "Trajectory"
     if tokens > MAX_TOKENS:
         return f"<pre>{escape(repr(value))}\nTo see its tokens, append it to a file and run: tito view FILE</pre>"
-    evidence = Evidence(_texts.of(tokenizer), pictures=urls_of(images))
+    evidence = Evidence(_texts.named(tokenizer), pictures=urls_of(images))
     data = ledger_data(value, evidence) if isinstance(value, Ledger) else trajectory_data(value, evidence)
     content = page("rollout", data | {"title": title}).decode()
     # The sandboxed frame has an origin of its own, so its script cannot reach the notebook or its kernel.

@@ -205,7 +205,7 @@ def _read_row(ledger: Ledger, texts: TokenTexts) -> list[Any]:
     turns = [turn.draft for turn in ledger]
     sampled = sum(draft.columns.output for draft in turns)
     total = float(sum(np.sum(draft.logprobs, dtype=np.float64) for draft in turns))
-    text = texts.of(ledger.header.tokenizer)
+    text = texts.named(ledger.header.tokenizer)
     drifted = None if text is None else sum(bool(text.drift(draft.output_ids.tolist())) for draft in turns)
     reward = ledger.annotation("reward")
     return [

@@ -164,14 +164,16 @@ class Site:
 
     def _load_tokenizer(self, tokenizer: str | None) -> None:
         with self._lock:
-            self._texts.of(tokenizer)
+            self._texts.named(tokenizer)
 
     def _page(self, view: str, data: Data) -> bytes:
         return page(view, data, is_served=bool(self._home))
 
     def _data(self, number: int) -> Data:
         ledger = self._rollouts.load(number)
-        evidence = Evidence(self._texts.of(ledger.header.tokenizer), self._rescored(ledger), self._pictures.of(ledger))
+        evidence = Evidence(
+            self._texts.named(ledger.header.tokenizer), self._rescored(ledger), self._pictures.urls(ledger)
+        )
         return ledger_data(ledger, evidence) | {"title": self._rollouts.name(number), "number": number}
 
     def _rescored(self, ledger: Ledger) -> Rescored | None:

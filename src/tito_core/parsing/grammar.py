@@ -208,7 +208,7 @@ class Parameters:
     anchor: str = ""
     tells_kind: bool = False
 
-    def of(self, markup: Markup, schema: JsonSchema) -> list[Grammar]:
+    def all(self, markup: Markup, schema: JsonSchema) -> list[Grammar]:
         """Return the formats of all parameters that a tool's schema allows, in order.
 
         One that is not required is optional. Last come those that the schema allows without declaring them.

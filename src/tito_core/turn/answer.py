@@ -433,7 +433,7 @@ class StreamedEvents:
         begin = getattr(self._parser, "preview", None)
         return None if begin is None else cast(Previewing, begin(self._prompt_tail))
 
-    def of(self, chunk: TokenChunk) -> Iterator[StreamEvent]:
+    def feed(self, chunk: TokenChunk) -> Iterator[StreamEvent]:
         """Yield the events of the pieces that a chunk makes certain."""
         for piece in [] if self._preview is None else self._preview.feed(chunk.output_ids.tolist()):
             if not self._blocks:

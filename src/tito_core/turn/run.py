@@ -42,7 +42,7 @@ async def run_turn(
         if settings.stream:
             async with aclosing(stream_answer(policy.backend, request, cancel, settings)) as parts:
                 async for part in parts:
-                    for event in streamed.of(part) if isinstance(part, TokenChunk) else ():
+                    for event in streamed.feed(part) if isinstance(part, TokenChunk) else ():
                         yield event
             assert isinstance(part, TokenResponse)  # the last part is the whole response
         else:

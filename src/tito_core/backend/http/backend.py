@@ -108,7 +108,7 @@ class HttpBackend(ABC):
             self._info = await self.discover()
         return self._info
 
-    async def expected(self) -> EngineInfo:
+    async def checked_info(self) -> EngineInfo:
         """Return the server's properties before a generation, after a check that they still hold where one is due."""
         info = await self.connect()
         if self.watch.due:

@@ -154,7 +154,7 @@ class DsmlCalls(CallFormat):
         calls = (
             g.sequence(
                 g.anchored(markup, f'{self.section.call} name="{name}">\n', DSML),
-                *parameters.of(markup, schema),
+                *parameters.all(markup, schema),
                 g.anchored(markup, f"{self.section.end_call}\n", DSML),
             )
             for name, schema in tools.items()

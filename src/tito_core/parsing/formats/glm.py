@@ -61,7 +61,7 @@ class GlmCalls(CallFormat):
         """Return the grammar of one call."""
         parameters = g.Parameters(lambda key, _: self._head(markup, key), self.end_value, self.between)
         calls = (
-            g.sequence(*self._named(markup, name), *parameters.of(markup, schema)) for name, schema in tools.items()
+            g.sequence(*self._named(markup, name), *parameters.all(markup, schema)) for name, schema in tools.items()
         )
         return g.sequence(g.tag(markup, self.open), g.either(calls), g.tag(markup, self.close))
 

@@ -81,7 +81,7 @@ class MiniMaxCalls(CallFormat):
         calls = (
             g.sequence(
                 g.text(f'\n{self.section.call}"{name}">\n'),
-                *parameters.of(markup, schema),
+                *parameters.all(markup, schema),
                 g.text(f"{self.section.end_call}\n"),
             )
             for name, schema in tools.items()

@@ -97,7 +97,7 @@ class Qwen3CoderCalls(CallFormat):
             "\n",
         )
         functions = (
-            g.sequence(g.text(f"\n{FUNCTION}{name}>\n"), *parameters.of(markup, schema), g.text(f"{END_FUNCTION}\n"))
+            g.sequence(g.text(f"\n{FUNCTION}{name}>\n"), *parameters.all(markup, schema), g.text(f"{END_FUNCTION}\n"))
             for name, schema in tools.items()
         )
         return g.sequence(g.tag(markup, self.open), g.either(functions), g.tag(markup, self.close))
