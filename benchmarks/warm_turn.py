@@ -1,22 +1,27 @@
-"""One warm tool turn, counted exactly: calls, files and frames to the HTTP client, by engine and kind of turn.
+"""One warm tool turn, counted exactly: calls and opcodes by stage, files and frames to the HTTP client.
 
     python benchmarks/warm_turn.py            # the table
     python benchmarks/warm_turn.py --check    # and exit with 1 above budget.toml; what is below it is written there
     python benchmarks/warm_turn.py --files vllm plain      # the files and functions of one turn, in the order they run
 
-The turn is the third of the second rollout at `Model.stream`, against a scripted server in another process. Calls are
-those of Python and C functions that `sys.setprofile` sees, with Python 3.11 and the locked packages; libraries' calls
-are about 900 of them. They do not depend on the machine, unlike milliseconds (benchmarks/turn_cost.py).
+`plain`, `streamed` and `picture` are the third turn of the second rollout at `Model.stream`, against a scripted server
+in another process; `ten` is the mean of the first ten plain ones, and `agent` that of ten through Strands' `Agent`,
+without its tools' threads. Calls are those of Python and C functions that `sys.setprofile` sees, opcodes those of
+Python functions, with Python 3.11 and the locked packages; libraries' calls are about 900. Opcodes show the loops that
+a comprehension hides from calls; a loop inside C, such as `map(attrgetter(...))`, shows in neither, only in
+milliseconds (benchmarks/turn_cost.py). Counts do not depend on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import multiprocessing
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -33,43 +38,91 @@ from conversation import TOOLS, opening, turn  # noqa: E402
 FILE = ROOT / "benchmarks" / "budget.toml"
 BUDGET = tomllib.loads(FILE.read_text(encoding="utf-8"))
 SLACK, NOISE = 1.01, 20
-"""How much more than the budget a turn may call, as a factor and in calls that differ between runs."""
+"""How much more than the budget a turn may count, as a factor and in counts that differ between runs."""
 STREAM_SLACK = 1.25
-"""The same of a streamed turn: its calls depend on how many events one read brings."""
+"""The factor of a streamed turn: its counts depend on how many events one read brings."""
 ENGINES = ("sglang", "vllm")
-KINDS = ("plain", "streamed", "picture")
 SAMPLED = 100
 WARM = 2
+TURNS = 10
+STAGES = {
+    "count": "other",
+    "run_turn": "other",
+    "Recording.begin": "find",
+    "with_prompt_tools": "find",
+    "match_parent": "find",
+    "prepare_turn": "delta",
+    "until_ended": "http",
+    "BaseEventLoop._run_once": "http",
+    "validated": "check",
+    "check_sampled_ids": "check",
+    "with_stop": "check",
+    "read_answer": "parse",
+    "events": "parse",
+    "Ledger.check": "commit",
+    "Prompt.answered": "commit",
+    "Recording.commit": "commit",
+    "PromptCache.keep": "commit",
+}
+"""The functions at which a stage of a plain turn begins; it lasts while they run."""
 
 
 @dataclass
 class Counted:
-    """What one turn does.
+    """What one turn does, as the function of `sys.setprofile`.
 
     Attributes:
-        calls: Calls of Python and C functions.
+        figures: Calls of Python and C functions, opcodes, and the calls of each stage.
         functions: Our files and functions, in the order of their first call.
         frames: Our frames from `run_turn` to the HTTP client.
+        names: Qualified names of all functions.
+        stages: The stages of the frames that run now.
     """
 
-    calls: int = 0
+    figures: Counter[str] = field(default_factory=Counter)
     functions: dict[tuple[str, str], None] = field(default_factory=dict)
     frames: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    stages: list[str] = field(default_factory=lambda: ["other"])
 
     @property
     def files(self) -> list[str]:
         """Our files, in the order of their first call."""
         return list(dict.fromkeys(file for file, _ in self.functions))
 
+    def __enter__(self) -> None:
+        gc.disable()  # what it finalizes would be counted
+        sys.settrace(self.trace)
+        sys.setprofile(self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        sys.settrace(None)
+        gc.enable()
+
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         """Count one event of `sys.setprofile`."""
+        code = frame.f_code
+        if event == "return":
+            if len(self.stages) > 1:
+                self.stages.pop()
+        elif event == "call":
+            self.names.add(code.co_qualname)
+            self.stages.append(STAGES.get(code.co_qualname, self.stages[-1]))
+            if "/src/tito_" in code.co_filename:
+                self.functions[code.co_filename.partition("/src/")[2], code.co_qualname] = None
+            elif code.co_name == "_request" and code.co_filename.endswith("aiohttp/client.py"):
+                self.frames = self.frames or _ours(frame)
         if event in ("call", "c_call"):
-            self.calls += 1
-        file = frame.f_code.co_filename
-        if event == "call" and "/src/tito_" in file:
-            self.functions[file.partition("/src/")[2], frame.f_code.co_qualname] = None
-        if event == "call" and file.endswith("aiohttp/client.py") and frame.f_code.co_name == "_request":
-            self.frames = self.frames or _ours(frame)
+            self.figures.update(("calls", self.stages[-1]))
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """Count one opcode, as a function of `sys.settrace`."""
+        if event == "opcode":
+            self.figures["opcodes"] += 1
+        elif event == "call":
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return self.trace
 
 
 def _ours(frame: FrameType | None) -> list[str]:
@@ -109,25 +162,39 @@ def scripted(engine: str, picture: bool) -> Any:
 
 
 async def count(engine: str, kind: str, url: str) -> Counted:
-    """Run two rollouts and count the last turn of the second: the first compares what is new in a process (law 7)."""
+    """Count turns of the second rollout: the first compares what is new in a process (law 7)."""
     from tito_conformance.testing.pictures import picture
     from tito_core import Policy
     from tito_engines import models
 
     tokenizer = models.load_tokenizer("qwen3-vl-tiny" if kind == "picture" else "smollm2")
     policy = await Policy.connect_async(backend=engine, base_url=url, tokenizer=tokenizer)
-    counted = Counted()
     for rollout in range(2):
         model: Any = policy.model(sampling={"max_new_tokens": SAMPLED}, stream=kind == "streamed")
-        messages = opening(500)
-        for _ in range(WARM):
-            await turn(model, messages)
-        if kind == "picture":
-            messages[-1]["content"].append({"image": {"format": "png", "source": {"bytes": picture(rollout)}}})
-        sys.setprofile(counted if rollout else None)
-        await turn(model, messages, TOOLS)
-        sys.setprofile(None)
+        counted, messages = Counted(), opening(500)
+        gc.collect()
+        if kind == "agent":
+            from crowd import agent_of, through_agent
+
+            await turn(model, messages, TOOLS)
+            agent = agent_of((model, messages), TURNS)
+            with counted:
+                await through_agent(agent, TURNS)
+        elif kind == "ten":
+            for _ in range(TURNS):
+                with counted:
+                    await turn(model, messages)
+        else:
+            for _ in range(WARM):
+                await turn(model, messages)
+            if kind == "picture":
+                image = {"format": "png", "source": {"bytes": picture(rollout)}}
+                messages[-1]["content"].append({"image": image})
+            with counted:
+                await turn(model, messages)
     await policy.backend.aclose()
+    turns = TURNS if kind in ("ten", "agent") else 1
+    counted.figures = Counter({name: number // turns for name, number in counted.figures.items()})
     return counted
 
 
@@ -169,29 +236,37 @@ def measure(arguments: argparse.Namespace, urls: Mapping[tuple[str, bool], str])
         print("from run_turn to the HTTP client:", *of.frames, sep="\n  ")
         return 0
     above = 0
-    print(f"{'turn':20} {'calls':>6} {'budget':>7} {'files':>6} {'functions':>10} {'frames':>7}")
-    for engine in ENGINES:
-        for kind in KINDS:
-            of, most = counted(engine, kind, urls), BUDGET[engine][kind]
-            limit = STREAM_SLACK * most if kind == "streamed" else SLACK * most + NOISE
-            if of.calls > limit:  # a busy machine may have made it connect again
-                of = min(of, counted(engine, kind, urls), key=lambda one: one.calls)
-            over = of.calls > limit or len(of.frames) > BUDGET["frames"]
-            over |= kind == "plain" and len(of.files) > BUDGET["files"]
-            above += over
-            if arguments.check and kind != "streamed" and of.calls < most - NOISE:
-                write_down(engine, kind, of.calls)
-            print(
-                f"{engine + ' ' + kind:20} {of.calls:6,} {most:7,} {len(of.files):6} {len(of.functions):10} "
-                f"{len(of.frames):7}{'  ABOVE ITS BUDGET' if over else ''}"
-            )
+    for engine, kind in ((name, kind) for name in ENGINES for kind in BUDGET[name]):
+        of, most = counted(engine, kind, urls), BUDGET[engine][kind]
+        if too_much(of, kind, most):  # a busy machine may have made it connect again
+            of = min(of, counted(engine, kind, urls), key=lambda one: one.figures["calls"])
+        wrong = too_much(of, kind, most)
+        above += bool(wrong)
+        if arguments.check and kind != "streamed":
+            write_down(engine, kind, {name: of.figures[name] for name in most if of.figures[name] < most[name] - NOISE})
+        sizes = f"{len(of.files)} files, {len(of.functions)} functions, {len(of.frames)} frames"
+        print(f"{engine} {kind}:", *(f"{name} {of.figures[name]:,}/{most[name]:,}" for name in most), sizes, sep="  ")
+        for name in wrong:
+            print(f"  ABOVE ITS BUDGET: {name}")
     return int(arguments.check and above > 0)
 
 
-def write_down(engine: str, kind: str, calls: int) -> None:
-    """Lower a turn's budget in the file."""
+def too_much(of: Counted, kind: str, most: Mapping[str, int]) -> list[str]:
+    """Return the figures of a turn that are above its budget."""
+    slack = STREAM_SLACK if kind == "streamed" else SLACK
+    wrong = [name for name in most if of.figures[name] > slack * most[name] + NOISE]
+    if kind == "plain":
+        wrong += [f"no call of {name}, which STAGES names" for name in STAGES.keys() - of.names]
+    sizes = {"frames": of.frames} | ({"files": of.files} if kind == "plain" else {})
+    return wrong + [name for name, found in sizes.items() if len(found) > BUDGET[name]]
+
+
+def write_down(engine: str, kind: str, lower: Mapping[str, int]) -> None:
+    """Lower figures of a turn in the file."""
     text = FILE.read_text(encoding="utf-8")
-    FILE.write_text(re.sub(rf"(\[{engine}\][^\[]*?{kind} = )\d+", rf"\g<1>{calls}", text), encoding="utf-8")
+    for name, number in lower.items():
+        text = re.sub(rf"(\[{engine}\.{kind}\][^\[]*?\b{name} = )\d+", rf"\g<1>{number}", text)
+    FILE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
