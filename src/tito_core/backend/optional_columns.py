@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -75,6 +76,8 @@ class ColumnValidation(msgspec.Struct, frozen=True):
 
     def _pairs(self, name: str, entries: object) -> ScoredTokens:
         """Return (id, logprob) pairs as Python numbers. Invalid ids are kept: `_token` reports them."""
+        with contextlib.suppress(msgspec.ValidationError):  # but NumPy's numbers, and what is none
+            return msgspec.convert(entries, list[tuple[int | str | None, float | None]])
         if not isinstance(entries, Sequence) or not all(isinstance(e, Sequence) and len(e) == 2 for e in entries):
             raise self.reader.violation(f"Law 2: {name} must be (id, logprob) pairs, not {short_repr(entries)}.")
         logprobs = floats([logprob for _, logprob in entries])

@@ -7,7 +7,7 @@ import math
 import operator
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError, TITOError
 from tito_core.ledger.laws import ROUNDING, check_logprobs
 
+T = TypeVar("T")
 _SHOWN = 80
 """Characters of a wrong value that an error shows."""
 
@@ -177,24 +178,35 @@ def integer(value: object) -> int | None:
     """Return an integer, Python's or NumPy's; None for anything else, a bool included."""
     if type(value) is int:
         return value
-    return operator.index(value) if _is_integer(value) and isinstance(value, SupportsIndex) else None
+    return operator.index(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else None
 
 
 def integers(value: object) -> list[int] | None:
     """Return a list, tuple or array of integers, shape (n,); None for anything else."""
-    found = _items(value, "iu")
-    if found is None or set(map(type, found)) <= {int}:
-        return found
-    return [int(one) for one in found] if all(map(_is_integer, found)) else None
+    return _numbers(value, "iu", list[int])
 
 
 def floats(value: object) -> list[float | None] | None:
     """Return a list, tuple or array of numbers or None, shape (n,); None for anything else."""
-    found = _items(value, "fiu")
-    if found is None or set(map(type, found)) <= {float, int, type(None)}:
-        return found
-    known = all(one is None or isinstance(one, float | np.floating) or _is_integer(one) for one in found)
-    return [None if one is None else float(one) for one in found] if known else None
+    return _numbers(value, "fiu", list[float | None])
+
+
+def _numbers(value: object, kinds: str, kind: type[T]) -> T | None:
+    """Return a sequence, or an array of NumPy `kinds`, as a new list of type `kind`; None for anything else."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist() if value.ndim == 1 and value.dtype.kind in kinds else None
+    elif type(value) is not list:  # msgspec takes a set too
+        text = isinstance(value, str | bytes | bytearray | memoryview)
+        value = list(value) if isinstance(value, Sequence) and not text else None
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        if not isinstance(value, list):
+            return None
+    try:
+        return msgspec.convert([one.item() if isinstance(one, np.generic) else one for one in value], kind)
+    except msgspec.ValidationError:
+        return None
 
 
 class RawReader(msgspec.Struct, frozen=True):
@@ -300,17 +312,3 @@ class RawReader(msgspec.Struct, frozen=True):
                 raise self.violation(f"Law 4: output token {offset}{token} has no logprob.") from None
             raise self.violation(f"{error} {_LOGITS}" if ROUNDING < logprobs.max() < np.inf else str(error)) from error
         return logprobs
-
-
-def _items(value: object, kinds: str) -> list[Any] | None:
-    if isinstance(value, list):
-        return list(value)
-    if isinstance(value, np.ndarray):
-        return value.tolist() if value.ndim == 1 and value.dtype.kind in kinds else None
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray | memoryview):
-        return None
-    return list(value)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
