@@ -128,7 +128,7 @@ def parameters(sampling: SamplingParams, names: Mapping[str, str]) -> dict[str, 
         )
     sent: dict[str, Any] = {name: getattr(sampling, name) for name in _COMMON}
     sent |= {"logprobs": True, "max_tokens": sampling.max_new_tokens}
-    sent |= {"stop_token_ids": list(sampling.stop_token_ids), **sampling.extra}
+    sent |= {"stop_token_ids": list(sampling.stop_token_ids), **sampling.model_dump(mode="json")["extra"]}
     others: dict[str, Any] = {
         "min_new_tokens": sampling.min_new_tokens or None,
         "stop": list(sampling.stop) or None,

@@ -207,7 +207,7 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
         backend: Name for errors.
 
     Returns:
-        The request with read-only int32 ids, clamped `max_new_tokens`, a copy of `extra`, and the text of its ids.
+        The request with read-only int32 ids, clamped `max_new_tokens`, and the text of its ids.
 
     Raises:
         BadRequestError: Ids, parameters or the text cannot be sent.
@@ -231,7 +231,7 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
             backend=backend,
             request_id=request.request_id,
         )
-    echo, sampling = request.echo or request.images is not None, request.sampling.within(room).copied()
+    echo, sampling = request.echo or request.images is not None, request.sampling.within(room)
     if (
         ids is request.input_ids
         and sampling is request.sampling

@@ -16,8 +16,6 @@ ECHO = b'"prompt_token_ids":'
 """The field in which both engines echo the prompt ids."""
 SAME_ECHO = msgspec.Raw(f'"{secrets.token_hex(16)}"'.encode())
 """Replaces an echo that equals the ids sent. Random, so that no server can send it."""
-PARTS = 64
-"""A text with this many parts is joined into one part."""
 PIECE_IDS = 2**15
 """Ids that are encoded at once."""
 PIECE_BYTES = 2**18
@@ -65,9 +63,11 @@ class IdText:
         else:  # other threads run between the pieces
             pieces = (ids[at : at + PIECE_IDS] for at in range(0, len(ids), PIECE_IDS))
             new = b",".join([msgspec.json.encode(piece.tolist())[1:-1] for piece in pieces])
-        parts = (*self._parts, b"," + new) if self._parts else (new,)
-        checksum, size = zlib.crc32(_packed(ids), self._checksum), self._size + len(parts[-1])
-        return IdText(parts if len(parts) < PARTS else (b"".join(parts),), size, self.length + len(ids), checksum)
+        parts, new = self._parts, b"," + new if self._parts else new
+        checksum, size = zlib.crc32(_packed(ids), self._checksum), self._size + len(new)
+        while parts and len(parts[-1]) <= len(new):  # so parts are few, and each byte is copied seldom
+            parts, new = parts[:-1], parts[-1] + new
+        return IdText((*parts, new), size, self.length + len(ids), checksum)
 
     def matches(self, ids: TokenIds) -> bool:
         """Return whether this is the text of `ids`, by their number and CRC-32.

@@ -57,6 +57,8 @@ async def generate_resuming(
     current, idle = request, 0
     for resumes in range(MAX_RESUMES + 1):
         part = await generate(backend, current, on_chunk)
+        if part.finish != Finish.ABORT and not parts:  # the usual case
+            return part
         _expect_same_rows(backend, parts, part)
         parts.append(part)
         if part.finish != Finish.ABORT:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from copy import deepcopy
-from typing import Annotated, Any, Literal, NoReturn, TypedDict
+from typing import Annotated, Any, Literal, NoReturn, TypedDict, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -118,19 +117,23 @@ class Grammar(TypedValues):
         return self
 
 
-class _NoFields(dict[str, Any]):
-    """Shared by all parameters without further fields, so that a request need not copy them. Refuses new ones."""
+class _Fields(dict[str, Any]):
+    """Further fields, which requests share as nobody can change them."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("A request's extra fields are read-only. Give them as sampling={'extra': {...}}.")
 
-    __setitem__ = __ior__ = update = setdefault = _refuse
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> Any:
-        return _NoFields, ()
+        return _fixed, (dict(self),)
 
 
-_NO_FIELDS = _NoFields()
+def _fixed(value: Any) -> Any:
+    """Return a copy of JSON-compatible values that cannot be changed."""
+    if isinstance(value, dict):
+        return _Fields({name: _fixed(one) for name, one in value.items()})
+    return tuple(map(_fixed, value)) if isinstance(value, list | tuple) else value
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -165,9 +168,9 @@ class SamplingParams(TypedValues):
         seed: Seed of a turn's sampling; None for a random one.
         ignore_eos: Whether to sample to the limit, whatever ends an answer.
         grammar: What the answer must fit; see `Grammar`. A forced tool call or a structured output has its own.
-        extra: Further fields, passed to the engine unchanged. Which ones is a list of each backend; all that the
-            backend sets or that would make tokens that the policy did not sample are refused, as is a `stop_regex` that
-            does not compile.
+        extra: Further fields, passed to the engine unchanged, and read-only: lists become tuples. Which ones is a list
+            of each backend; all that the backend sets or that would make tokens that the policy did not sample are
+            refused, as is a `stop_regex` that does not compile.
     """
 
     max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 1024
@@ -184,7 +187,7 @@ class SamplingParams(TypedValues):
     min_new_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
     grammar: Grammar | None = None
-    extra: dict[str, Any] = Field(default_factory=lambda: _NO_FIELDS)
+    extra: dict[str, Any] = Field(default_factory=_Fields)
 
     @model_validator(mode="before")
     @classmethod
@@ -243,7 +246,7 @@ class SamplingParams(TypedValues):
                 raise ValueError(f"stop_regex: {short_repr(pattern)} is not a regular expression: {error}.") from None
         try:
             json.dumps(value, allow_nan=False)
-            return deepcopy(value) or _NO_FIELDS  # the user may change the original after this check
+            return cast(dict[str, Any], _fixed(value))
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"extra cannot be encoded as JSON ({error}): {short_repr(value)}.") from None
 
@@ -271,10 +274,6 @@ class SamplingParams(TypedValues):
             return self
         limits = {"max_new_tokens": room, "min_new_tokens": min(self.min_new_tokens, room)}
         return self.model_copy(update=limits)
-
-    def copied(self) -> SamplingParams:
-        """Return the parameters with a deep copy of `extra`, which a backend may modify if it holds fields."""
-        return self.model_copy(update={"extra": deepcopy(self.extra)}) if self.extra else self
 
     def shared_fields(self) -> dict[str, Any]:
         """Return the fields with the same names in vLLM and SGLang, as JSON-compatible values."""

@@ -193,11 +193,8 @@ def floats(value: object) -> list[float | None] | None:
 
 def _numbers(value: object, kinds: str, kind: type[T]) -> T | None:
     """Return a sequence, or an array of NumPy `kinds`, as a new list of type `kind`; None for anything else."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist() if value.ndim == 1 and value.dtype.kind in kinds else None
-    elif type(value) is not list:  # msgspec takes a set too
-        text = isinstance(value, str | bytes | bytearray | memoryview)
-        value = list(value) if isinstance(value, Sequence) and not text else None
+    if type(value) is not list:
+        value = _listed(value, kinds)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
@@ -207,6 +204,13 @@ def _numbers(value: object, kinds: str, kind: type[T]) -> T | None:
         return msgspec.convert([one.item() if isinstance(one, np.generic) else one for one in value], kind)
     except msgspec.ValidationError:
         return None
+
+
+def _listed(value: object, kinds: str) -> list[Any] | None:
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.ndim == 1 and value.dtype.kind in kinds else None
+    text = isinstance(value, str | bytes | bytearray | memoryview)
+    return list(value) if isinstance(value, Sequence) and not text else None  # msgspec takes a set, too
 
 
 class RawReader(msgspec.Struct, frozen=True):

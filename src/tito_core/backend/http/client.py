@@ -494,8 +494,9 @@ class ConnectionPool:
 
 
 async def _release(response: aiohttp.ClientResponse) -> None:
-    response.release()
-    await response.wait_for_close()
+    if not response.closed:  # as it is at the end of its body
+        response.release()
+        await response.wait_for_close()
 
 
 def _decoded(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
