@@ -10,8 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from strands.models.model import BaseModelConfig
 
-from tito_core.backend.protocol import NO_OPTIONAL_OUTPUTS, EngineInfo, OptionalOutputs
-from tito_core.backend.resume import OnAbort
+from tito_core.backend.protocol import NO_OPTIONAL_OUTPUTS, EngineInfo, OnAbort, OptionalOutputs
 from tito_core.backend.sampling import SamplingOptions, SamplingParams, check_extra, refuse_unknown_option
 from tito_core.backend.values import (
     InvalidValueError,

@@ -14,7 +14,6 @@ from tito_core.backend.generate import tokenize
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.probes import cases, user_message
-from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.laws import check_same_ids, check_vocab_size
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+    from tito_core.chat.template import ChatTemplate
 
 logger = logging.getLogger(__name__)
 

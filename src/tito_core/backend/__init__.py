@@ -24,6 +24,7 @@ from tito_core.backend.protocol import (
     Capabilities,
     EngineAdmin,
     EngineInfo,
+    OnAbort,
     OnChunk,
     OptionalOutputs,
     RawResponse,
@@ -33,7 +34,7 @@ from tito_core.backend.protocol import (
     TokenResponse,
 )
 from tito_core.backend.registry import create_backend, installed_backends
-from tito_core.backend.resume import OnAbort, generate_resuming
+from tito_core.backend.resume import generate_resuming
 from tito_core.backend.sampling import Grammar, SamplingOptions, SamplingParams
 from tito_core.backend.values import InvalidValueError
 from tito_core.backend.workers import Workers

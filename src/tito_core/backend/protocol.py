@@ -106,6 +106,8 @@ class IdScorer(Protocol):
         """
 
 
+OnAbort = Literal["resume", "discard", "commit"]
+"""What follows a generation that the engine aborts: resume from the sampled tokens, an error, or the partial answer."""
 Running = Literal["keep", "abort"]
 """Whether a pause keeps running generations, which continue afterwards, or aborts them."""
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,11 @@ import numpy.typing as npt
 from tito_core.backend.errors import GenerationAbortedError, ProtocolViolationError
 from tito_core.backend.generate import connected, generate
 from tito_core.backend.images import PromptImages
-from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
+from tito_core.backend.protocol import NO_COLUMNS, Backend, OnAbort, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import CANDIDATES, Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
-OnAbort = Literal["resume", "discard", "commit"]
-"""Resume from the sampled tokens, raise an error, or keep the partial answer."""
 MAX_RESUMES = 16
 """How often one answer is resumed at most."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0

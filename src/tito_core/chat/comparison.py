@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tito_core.chat.certify import Certificate
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.referee import Difference, Referee, RefusedError
 from tito_core.chat.rendering import TemplateError
 from tito_core.ledger.errors import LawViolationError
+
+if TYPE_CHECKING:
+    from tito_core.chat.certify import Certificate
 
 MAX_COMPARED_TOKENS = 8192
 """Longest prompt, in tokens, that is rendered again because its shape is new."""
