@@ -22,7 +22,8 @@ from tito_core.backend.generate import generate, score, tokenize
 from tito_core.backend.protocol import MAY_BE_UNREPORTED, TokenChunk
 from tito_core.backend.validation import validated
 from tito_core.backend.values import floats, integer, integers
-from tito_core.ledger.laws import check_logprobs, check_versions
+from tito_core.ledger.columns import check_logprobs
+from tito_core.ledger.laws import check_versions
 from tito_core.ledger.turn import Finish
 
 OUTPUT = [21, 22, EOS]

@@ -24,7 +24,7 @@ from tito_core.backend import (
     TokenResponse,
 )
 from tito_core.backend.generate import generate
-from tito_core.ledger.laws import check_logprobs
+from tito_core.ledger.columns import check_logprobs
 
 ROOT = Path(__file__).parents[1] / "wire"
 NO_EXCHANGE = {"rescore_dense", "rescore_moe"}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.drafts import make_draft
 from support.refusals import breaks_law
 from tito_core.ledger import LawViolationError, Ledger
+from tito_core.ledger.columns import ROUNDING, SENTINEL_LOGPROB, check_logprobs
 from tito_core.ledger.history import strict
-from tito_core.ledger.laws import ROUNDING, SENTINEL_LOGPROB, check_logprobs
 
 JUST_ROUNDING = np.float32(ROUNDING)
 BEYOND = np.nextafter(JUST_ROUNDING, np.float32(1))

@@ -28,6 +28,7 @@ from tito_core.ledger import (
     Turn,
     VersionSpan,
     check_ledger,
+    columns,
     laws,
 )
 
@@ -164,12 +165,12 @@ def test_a_delta_or_an_output_may_be_empty() -> None:
 
 def test_a_response_is_checked_without_a_turn() -> None:
     with breaks_law(4, "the answer", 1.0, "offset 0"):
-        laws.check_logprobs([1.0])
+        columns.check_logprobs([1.0])
     with breaks_law(10, "the answer", "end at 1", "2 tokens"):
         laws.check_versions([VersionSpan(0, 1, None)], 2)
     with breaks_law(4, "turn 7", "end at 0", "3 tokens"):
         laws.check_responses([], 3, turn=7)
-    laws.check_logprobs([])
+    columns.check_logprobs([])
     laws.check_versions([], 0)
 
 

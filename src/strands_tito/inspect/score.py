@@ -16,9 +16,8 @@ import numpy as np
 
 from strands_tito.inspect.mismatch import Mismatches, mismatch_of
 from tito_core.backend.values import InvalidValueError
-from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.columns import ROUNDING, Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
-from tito_core.ledger.laws import ROUNDING
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Semantics, Turn, VocabularyCheck
 

@@ -17,9 +17,8 @@ import numpy.typing as npt
 from tito_core.backend.errors import UNREADABLE
 from tito_core.backend.protocol import NO_COLUMNS, RawResponse, ScoredTokens, TokenRequest
 from tito_core.backend.values import INT32_MAX, RawReader, floats, integer, short_repr
-from tito_core.ledger.columns import Column, Logprobs, TokenIds
+from tito_core.ledger.columns import ROUNDING, SENTINEL_LOGPROB, Column, Logprobs, TokenIds, check_logprobs
 from tito_core.ledger.errors import LawViolationError
-from tito_core.ledger.laws import ROUNDING, SENTINEL_LOGPROB, check_logprobs
 
 _NPY = b"\x93NUMPY"
 

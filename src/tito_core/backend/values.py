@@ -14,9 +14,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tito_core.backend.errors import BackendError, ProtocolViolationError
-from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.columns import ROUNDING, Logprobs, TokenIds, check_logprobs
 from tito_core.ledger.errors import LawViolationError, TITOError
-from tito_core.ledger.laws import ROUNDING, check_logprobs
 
 T = TypeVar("T")
 _SHOWN = 80

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +18,28 @@ TokenIds = npt.NDArray[np.int32]
 """Token ids, dtype int32, shape (n,)."""
 Logprobs = npt.NDArray[np.float32]
 """Natural-log probabilities, dtype float32, shape (n,)."""
+SENTINEL_LOGPROB = -9999.0
+"""What vLLM reports for a masked token (`--logprobs-mode processed_logprobs`). It is not a measurement."""
+ROUNDING = 1e-4
+"""Largest logprob that is accepted, in nats: float32 rounding can put the logprob of a certain token above 0."""
 _ID, _LOGPROB = np.dtype("<i4"), np.dtype("<f4")
 _NARROW = tuple(np.dtype(kind) for kind in ("u1", "i1", "<u2", "<i2", "<i4"))
 _KINDS = (*(dtype.str for dtype in _NARROW), _LOGPROB.str)
 _DIMENSIONS = 32
 """Maximum number of dimensions of an optional column: the limit of every NumPy version."""
+
+
+def check_logprobs(logprobs: Sequence[float] | Logprobs, place: str = "the answer") -> None:
+    """Check law 4 on logprobs: finite, at most 0 (within rounding), not a sentinel; `place` is for the error."""
+    values = np.asarray(logprobs, np.float32)
+    if not len(values) or (
+        np.minimum.reduce(values) > SENTINEL_LOGPROB and np.maximum.reduce(values) <= ROUNDING
+    ):  # a NaN makes both comparisons false
+        return
+    offset = int(np.argmax(~np.isfinite(values) | (values > ROUNDING) | (values <= SENTINEL_LOGPROB)))
+    raise LawViolationError(
+        4, f"{place}: logprob {float(values[offset])} at output offset {offset} is not a log-probability."
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tito_core.ledger.columns import CANDIDATES, Column, Logprobs
+from tito_core.ledger.columns import CANDIDATES, ROUNDING, SENTINEL_LOGPROB, Column, check_logprobs
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.provenance import Provenance, is_output
 from tito_core.ledger.trajectory import Trajectory, assemble
@@ -20,10 +20,6 @@ from tito_core.ledger.turn import Draft, Image, MediaSpan, ResponseSpan, Turn, V
 if TYPE_CHECKING:
     from tito_core.ledger.ledger import Ledger
 
-SENTINEL_LOGPROB = -9999.0
-"""What vLLM reports for a masked token (`--logprobs-mode processed_logprobs`). It is not a measurement."""
-ROUNDING = 1e-4
-"""Largest logprob that is accepted, in nats: float32 rounding can put the logprob of a certain token above 0."""
 MAX_COUNT = 2**63 - 1
 """Largest count that a file may hold: signed 64 bits."""
 PIECE = 16
@@ -240,20 +236,7 @@ def check_values(draft: Draft, *, turn: int) -> None:
         raise LawViolationError(
             3, f"turn {turn}: delta token {offset} has provenance {found}, which only output tokens may have."
         )
-    check_logprobs(columns.logprobs, turn=turn)
-
-
-def check_logprobs(logprobs: Sequence[float] | Logprobs, *, turn: int | None = None) -> None:
-    """Check law 4 on logprobs: finite, at most 0 (within float32 rounding), not a sentinel."""
-    values = np.asarray(logprobs, np.float32)
-    if not len(values) or (
-        np.minimum.reduce(values) > SENTINEL_LOGPROB and np.maximum.reduce(values) <= ROUNDING
-    ):  # a NaN makes both comparisons false
-        return
-    offset = int(np.argmax(~np.isfinite(values) | (values > ROUNDING) | (values <= SENTINEL_LOGPROB)))
-    raise LawViolationError(
-        4, f"{_place(turn)}: logprob {float(values[offset])} at output offset {offset} is not a log-probability."
-    )
+    check_logprobs(columns.logprobs, f"turn {turn}")
 
 
 def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
@@ -353,7 +336,7 @@ def check_column(name: str, column: Column, *, middle: int, output: int, turn: i
         )
     if name == "top_logprobs":  # NaN pads rows of tokens with fewer alternatives
         values = np.asarray(column.values.ravel(), np.float32)
-        check_logprobs(np.where(np.isnan(values), np.float32(0), values), turn=turn)
+        check_logprobs(np.where(np.isnan(values), np.float32(0), values), f"turn {turn}")
 
 
 def check_top(ids: Column, logprobs: Column, *, turn: int) -> None:
