@@ -52,7 +52,7 @@ STAGES = {
     "with_prompt_tools": "find",
     "match_parent": "find",
     "prepare_turn": "delta",
-    "until_ended": "http",
+    "within_limits": "http",
     "BaseEventLoop._run_once": "http",
     "validated": "check",
     "check_sampled_ids": "check",
