@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from support import zoo
 from support.budget import PROVE
@@ -46,6 +46,7 @@ def test_real_tokenizers_give_the_same_ids_over_the_shared_model_as_over_a_copy(
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     copy, words = _copy(backend.to_str(), found.control, added, backend)
     assert _share_model(backend.to_str(), found.control, backend) is not None
+    assert found.original.to_str() == backend.to_str()
     assert (found.words is None) == (words is None)
     controls = {index for index, token in backend.get_added_tokens_decoder().items() if token.content in found.control}
     pieces = st.sampled_from([*sorted(added), "<", "|>", "im_end", "\n", " ", "a", "é", "｜", "日本"])
@@ -127,6 +128,19 @@ def test_a_copy_is_made_if_sharing_would_change_ids() -> None:
     moved = Tokenizer.from_str(text)
     plain = InertTokenizer.of(moved, "")
     assert plain.tokenizer.encode("ab<b>").ids == moved.encode("ab<b>").ids
+    assert plain.original.to_str() == moved.to_str()
+
+
+def test_what_an_owner_adds_to_a_tokenizer_does_not_reach_the_private_copy() -> None:
+    backend = tokenizer(bpe("ab"), "<x>", others=("<b>",))
+    definition = backend.to_str()
+    plain = InertTokenizer.of(backend, "")
+    backend.add_tokens(["<y>"])
+    backend.enable_padding(length=9)
+    backend.enable_truncation(1)
+    backend.normalizer = normalizers.Lowercase()
+    assert plain.original.to_str() == definition
+    assert plain.tokenizer.encode("ab<y>").ids == Tokenizer.from_str(definition).encode("ab<y>").ids
 
 
 def test_equal_tokenizers_are_copied_once_while_a_copy_is_in_use() -> None:

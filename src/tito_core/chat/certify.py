@@ -466,6 +466,7 @@ def judge_of(referee: Referee, encoder: ContentSafeEncoder) -> JudgeOf:
     backend = encoder.tokenizer
     controls = {index: text for text, index in encoder.added.items()}
 
+    @cache  # probes in several places end alike
     def encode(text: str) -> list[int]:
         return list(backend.encode(text, add_special_tokens=False).ids)
 

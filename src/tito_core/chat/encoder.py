@@ -209,7 +209,7 @@ class ContentSafeEncoder:
 
     @property
     def strips_blanks(self) -> bool:
-        """Whether a control token strips blanks beside it, which may be content."""
+        """Whether encoding a control token removes the blanks next to it. Those blanks may be content."""
         return bool(self._strips_left or self._strips_right)
 
     def encode_stretch(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
@@ -329,7 +329,7 @@ class _Copies:
 
 
 _copies: WeakValueDictionary[str, _Copies] = WeakValueDictionary()
-"""Copies by digest of the definition. A copy takes up to seconds and hundreds of megabytes."""
+"""Copies by digest of the definition. One with a model of its own takes up to seconds and hundreds of megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +356,7 @@ class InertTokenizer:
 
     @property
     def original(self) -> Tokenizer:
-        """The original as it was, which its owner's calls do not change.
+        """The original as it was, which its owner's calls do not change; only the model is shared, if possible.
 
         transformers keeps the padding and truncation of the last call in the tokenizer, which any thread may make.
         Neither is kept here.
@@ -378,7 +378,7 @@ class InertTokenizer:
         text = _plain(backend.to_str())
         digest = hashlib.sha256(text.encode()).hexdigest()
         if (copies := _copies.get(digest)) is None:
-            copies = _copies.setdefault(digest, _Copies(Tokenizer.from_str(text)))
+            copies = _copies.setdefault(digest, _Copies(_original(text, backend)))
         original = copies.original
         added = original.get_added_tokens_decoder().values()
         control = frozenset(token.content for token in added if token.content in markup or _is_control(token, template))
@@ -412,6 +412,18 @@ def _plain(text: str) -> str:
     return str(tokenizer.to_str())
 
 
+def _original(text: str, backend: Tokenizer) -> Tokenizer:
+    """Return a copy without padding and truncation. It shares the model: parsing that takes up to seconds."""
+    definition, _ = _parts(text)
+    definition["added_tokens"] = []
+    made = Tokenizer.from_str(json.dumps(definition))
+    made.model = backend.model
+    added = sorted(backend.get_added_tokens_decoder().items())
+    made.add_tokens([token for _, token in added])
+    same = repr(sorted(made.get_added_tokens_decoder().items())) == repr(added)
+    return made if same else Tokenizer.from_str(text)
+
+
 def _share_model(text: str, control: frozenset[str], backend: Tokenizer) -> tuple[Tokenizer, WordCache | None] | None:
     """Return a tokenizer without control tokens that shares the model; None if that could change any encoding.
 
@@ -420,7 +432,7 @@ def _share_model(text: str, control: frozenset[str], backend: Tokenizer) -> tupl
     model = backend.model
     if not isinstance(model, BPE) or any(_produces(model, piece) for piece in control):
         return None
-    definition = _definition(text)
+    definition, _ = _parts(text)
     definition["added_tokens"] = []
     made = Tokenizer.from_str(_with_model(definition, _EMPTY_MODEL))
     made.model = model
@@ -449,10 +461,10 @@ def _produces(model: BPE, piece: str) -> bool:
     return not plain or [token.id for token in model.tokenize(piece)] == [index]
 
 
-def _definition(text: str) -> dict[str, Any]:
-    """Parse a definition without its model, which comes last and is most of it."""
-    definition: dict[str, Any] = json.loads(text[: text.index('"model":{')] + '"model":null}')
-    return definition
+def _parts(text: str) -> tuple[dict[str, Any], str]:
+    """Return a definition with an empty model, and the text of its model, which comes last and is most of it."""
+    at = text.index('"model":{') + len('"model":')
+    return json.loads(f"{text[:at]}{_EMPTY_MODEL}}}"), text[at:-1]
 
 
 def _with_model(definition: dict[str, Any], model: str) -> str:
@@ -468,7 +480,7 @@ def _copy(
     text: str, control: frozenset[str], added: set[str], backend: Tokenizer
 ) -> tuple[Tokenizer, WordCache | None]:
     """Copy a tokenizer with its model, and give the control tokens random names."""
-    definition, model = _definition(text), text[text.index('"model":{') + len('"model":') : -1]
+    definition, model = _parts(text)
     # Renamed, not removed, so that the others keep their ids.
     secret = uuid.uuid4().hex
     names = {piece: f"{secret}{piece}" for piece in control}
