@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -60,6 +60,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             wanted = max(own.max_examples, EXAMPLES) if EXAMPLES else min(own.max_examples, FEW)
             raised = settings(own, max_examples=wanted)
             setattr(getattr(held_by, "__func__", held_by), name, raised)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import and collect without garbage collections, which find nothing there and take a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -63,7 +63,7 @@ async def listening(answer: bytes) -> AsyncIterator[Listener]:
         try:
             yield listener
         finally:
-            await asyncio.wait_for(asyncio.gather(*filter(None, listener.talks)), 5)  # each ends as its connection does
+            await asyncio.gather(*filter(None, listener.talks))  # each ends as its connection does
 
 
 def answer(body: bytes, *headers: str) -> bytes:

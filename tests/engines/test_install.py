@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fake_engine import FAKE, MINOR, Variant, gone, processes_of, wheel
+from support.fake_engine import FAKE, MINOR, Variant, processes_of, wait_until_gone, wheel
 from tito_engines import (
     Cancelled,
     CannotInstall,
@@ -130,7 +130,7 @@ def test_a_killed_installation_leaves_no_process_and_is_redone(variant: Variant,
         time.sleep(0.05)
     installer.kill()
     installer.wait()
-    assert gone(cache, within_s=10)
+    wait_until_gone(cache)
     assert ensure(variant()).python.exists()
 
 

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from support.fake_engine import gone, processes_of
+from support.fake_engine import processes_of, wait_until_gone
 from tito_engines import Cancelled, EngineEnv, StartFailed, process, start, stop
 from tito_engines.process import find_process, is_running, tail
 
@@ -159,7 +159,7 @@ def test_a_server_ends_with_the_process_that_started_it(cache: Path, model: Path
     assert len(processes_of(cache)) == 3
     process.send_signal(number)
     process.wait()
-    assert gone(cache, within_s=10)
+    wait_until_gone(cache)
     supervisor = find_process(pid, created)
     if supervisor is not None:
         supervisor.wait(timeout=60)
@@ -174,7 +174,7 @@ def test_a_detached_server_outlives_it_and_can_still_be_stopped(cache: Path, mod
     supervisor = find_process(pid, created)
     assert supervisor is not None
     supervisor.terminate()
-    assert gone(cache, within_s=10)
+    wait_until_gone(cache)
 
 
 def test_a_killed_supervisor_takes_the_server_along_and_stop_finds_the_rest(

@@ -19,7 +19,7 @@ from strands.types.exceptions import (
     ModelThrottledException,
 )
 
-from support.backends import TRIES
+from support.backends import SOON_S, TRIES
 from support.raw_server import RawServer
 from support.scripted import Says, call, engine_of, tokenizer
 from tito_conformance.checks import BrokenLawError
@@ -214,7 +214,7 @@ async def test_a_cancelled_invocation_raises_no_error_of_ours(kind: str, later: 
                     await task
             else:
                 agent.cancel()
-                assert (await asyncio.wait_for(task, 10)).stop_reason == "cancelled"
+                assert (await asyncio.wait_for(task, SOON_S)).stop_reason == "cancelled"
             while server.engine.running:
                 assert asyncio.get_running_loop().time() < until
                 await asyncio.sleep(0.01)

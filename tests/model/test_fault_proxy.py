@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from support.backends import TRIES
+from support.backends import TRIES, soon
 from support.proxy import AT, KINDS, Proxy
 from support.scripted import policy_of, tokenizer
 from tito_conformance.testing import Completion, ScriptedRequest, ScriptedServer, scripted_server
@@ -141,10 +140,3 @@ def ours() -> list[Any]:
     """Return the tasks of this loop except the test's and the proxy's."""
     names = ("Proxy._accept", "test_nothing_is_wrong")
     return [task for task in asyncio.all_tasks() if not any(name in repr(task.get_coro()) for name in names)]
-
-
-async def soon(holds: Any) -> bool:
-    until = time.monotonic() + 10.0
-    while not holds() and time.monotonic() < until:
-        await asyncio.sleep(0.01)
-    return bool(holds())

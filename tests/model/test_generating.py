@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.backends import SOON_S
 from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams
 from tito_core.backend.protocol import TokenResponse
 from tito_core.ledger.turn import Finish, VersionSpan
@@ -127,7 +128,7 @@ async def test_a_signal_during_a_timeouts_abort_does_not_cancel_again(monkeypatc
         async with asyncio.timeout(0.01) as limit:
             with generate.CancelWatch(limit, signal):
                 try:
-                    await asyncio.sleep(5)
+                    await asyncio.sleep(SOON_S)
                 except asyncio.CancelledError:
                     signal.set()
                     seen.append("cancelled")
@@ -147,7 +148,7 @@ async def test_an_answer_despite_the_cancellation_is_returned(monkeypatch: pytes
     async with asyncio.timeout(None) as limit:
         with generate.CancelWatch(limit, signal):
             try:
-                await asyncio.sleep(5)
+                await asyncio.sleep(SOON_S)
             except asyncio.CancelledError:
                 answer = "whole"
     assert answer == "whole"
@@ -193,12 +194,12 @@ async def test_a_signal_that_is_swallowed_is_delivered_again() -> None:
                     rounds += 1
                     try:
                         async with asyncio.timeout(0.01):
-                            await asyncio.sleep(5)
+                            await asyncio.sleep(SOON_S)
                     except TimeoutError:
                         signal.set()
 
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(work(), 5)
+        await asyncio.wait_for(work(), SOON_S)
     assert rounds > 1
     assert not generate.cancelling()
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from support.interrupted import WITHIN_S
 from support.scripted import Says, engine_of, tokenizer
 from tito_conformance.testing import Fault, ScriptedRequest, ScriptedServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
-WITHIN_S = 10.0
 PROGRAM = """
 import asyncio, signal, threading
 from strands import Agent

@@ -50,7 +50,7 @@ class Client:
     ) -> AsyncIterator[HttpResponse]:
         body = b"" if json is None else codec.dumps(json).encode()
         content_type = {} if json is None else {"Content-Type": "application/json"}
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             reply = await self._transport.send(
                 method, self._base_url + path, {**content_type, **(headers or {})}, in_pieces(body)
             )

@@ -49,14 +49,10 @@ def processes_of(cache: Path) -> list[psutil.Process]:
     return found
 
 
-def gone(cache: Path, within_s: float) -> bool:
-    """Wait until no process of the cache's Pythons is left; return False after `within_s` seconds."""
-    deadline = time.monotonic() + within_s
+def wait_until_gone(cache: Path) -> None:
+    """Wait until no process of the cache's Pythons is left."""
     while processes_of(cache):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
+        time.sleep(0.05)
 
 
 def wheel(folder: Path, name: str, version: str) -> None:

@@ -110,7 +110,7 @@ async def abort(kind: Kind, client: Client, request_id: str) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -422,7 +422,7 @@ async def test_nothing_is_recorded_without_record(kind: Kind) -> None:
     assert (engine.requests, engine.exchanges) == ([], [])
 
 
-def posted(url: str, body: Any, timeout: float = 5.0) -> int:
+def posted(url: str, body: Any, timeout: float = 60.0) -> int:
     pending = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with build_opener(ProxyHandler({})).open(pending, timeout=timeout) as answer:
         return int(answer.status)
