@@ -31,8 +31,7 @@ def leaving(server: ScriptedServer, kind: Kind, way: str) -> Iterator[subprocess
         yield process
 
 
-@pytest.mark.parametrize("way", ["run", "fork"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), zip(KINDS, ("run", "fork"), strict=True))
 async def test_a_generation_ends_with_its_loop_and_its_process(kind: Kind, way: str) -> None:
     """By an abort where `asyncio.run` ends; by its connection where the process dies, though a fork of it lives on."""
     with scripted_server(engine_name(kind), hash_policy(), vocab_size=VOCAB, eos_ids=[EOS], latency=300.0) as server:

@@ -158,9 +158,7 @@ def test_a_wrong_option_is_refused_before_the_server_is_asked(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "exit_status", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 1)]
-)
+@pytest.mark.parametrize(("number", "exit_status", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)])
 def test_ctrl_c_ends_it_cleanly_with_what_is_done(
     number: int, exit_status: int, workers: int, tasks: Path, folder: str, tmp_path: Path, forks: Nursery
 ) -> None:
@@ -170,9 +168,8 @@ def test_ctrl_c_ends_it_cleanly_with_what_is_done(
         return Fault(hang=True) if held and len(written(out)) >= 4 else None  # so that it cannot end before the signal
 
     with served("sglang", fault=fault) as server:
-        more = ("-n", "3", "--concurrency", "2", "--workers", str(workers))
-        argv = command("sglang", server, folder, tasks, out, *more)
-        pid = forks.start(argv, log)
+        argv = command("sglang", server, folder, tasks, out, "-n", "3", "--concurrency", "2")
+        pid = forks.start([*argv, "--workers", str(workers)], log)
         wait_for(out, 4)
         os.kill(pid, number)
         assert forks.wait(pid) == exit_status, log.read_text()

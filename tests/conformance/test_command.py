@@ -24,6 +24,7 @@ from support.scripted import tokenizer
 from tito_conformance.testing import Fault, ScriptedServer
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.suite
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +236,6 @@ def test_two_servers_are_compared(tokenizer_folder: str, here: Path) -> None:
     assert "Compared with sglang" in (here / "out" / "conformance.html").read_text()
 
 
-@pytest.mark.suite
 def test_weights_change_only_on_request(tokenizer_folder: str, here: Path) -> None:
     with served("sglang") as server:
         server.engine.latency = latency
@@ -264,7 +264,6 @@ def shifted(answer: dict[str, Any]) -> None:
     answer["logprobs"] = [*answer["logprobs"][1:], *answer["logprobs"][:1]]
 
 
-@pytest.mark.suite
 @pytest.mark.parametrize("lie", [None, shifted], ids=["sound", "shifted"])
 def test_the_plugin_tests_a_third_backend(
     lie: Any, tokenizer_folder: str, toy_site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -288,7 +287,6 @@ def test_the_plugin_tests_a_third_backend(
     assert ("test_the_law_holds[rescored]" in done.stdout) == (lie is not None), done.stdout[-3000:]
 
 
-@pytest.mark.suite
 def test_the_guides_backend_passes_by_the_command(
     tokenizer_folder: str, toy_site: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +311,6 @@ def test_the_guides_backend_passes_by_the_command(
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
-@pytest.mark.suite
 def test_the_server_of_the_page_on_testing_passes_by_the_command(tokenizer_folder: str, here: Path) -> None:
     page = (HERE.parents[1] / "docs" / "testing.md").read_text()
     before, _, rest = page.partition("```python\n")[2].partition("with scripted_server")

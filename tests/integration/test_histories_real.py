@@ -13,7 +13,6 @@ from strands.agent.conversation_manager import SlidingWindowConversationManager
 from strands.hooks import AfterModelCallEvent, HookProvider, HookRegistry
 from strands.session import FileSessionManager
 from strands.types.exceptions import MaxTokensReachedException
-from strands_harness import create_harness
 
 from calculator import calculator
 from strands_tito.inspect.verify import rescore
@@ -82,6 +81,8 @@ async def test_strands_ready_made_agent(served: Served, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)  # it keeps sessions and memories there
     model = served.model(temperature=1.0, max_new_tokens=24)
     tools: Any = {"tools": [calculator], "builtin_tools": ["read", "subagent"]}
+    from strands_harness import create_harness  # its import takes a second, also where no engine is
+
     async with create_harness(model=model, **tools, session={"id": "one"}) as agent:
         for question in ("What is 3 + 4?", "And 5 + 6?"):
             await ask(agent, question)

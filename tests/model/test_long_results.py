@@ -1,11 +1,9 @@
-"""Tool results of megabytes: encoded in a thread, while the event loop keeps running; refused if they cannot fit."""
+"""Long tool results: encoded in a thread, while the event loop keeps running; refused if they cannot fit."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import time
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +14,8 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from support.conversations import calls, results, user
 from support.scripted import BACKENDS, Says, model_of, policy_of
-from tito_core.backend import ContextLengthError, EngineInfo
-from tito_core.chat.encoder import LONG_TEXT
+from tito_core.backend import ContextLengthError
+from tito_core.chat.encoder import LONG_TEXT, ContentSafeEncoder
 from tito_core.ledger import Ledger
 from tito_core.settings import Settings
 from tito_core.turn import request
@@ -25,7 +23,6 @@ from tito_core.turn.history import match_parent
 from tito_core.turn.inputs import TurnInput
 from tito_core.turn.request import TotalTokensReachedError, how_to_shorten
 
-MEGABYTES = 15_000_000
 LINE = "Zeile 17: größer als 日本, 🎉\n"
 
 
@@ -33,42 +30,18 @@ def result_of(size: int, line: str = LINE) -> list[Any]:
     return [user("Read it."), *calls(("read", {"path": "log"})), results(line * (size // len(line.encode()) + 1))]
 
 
-class Refusing:
-    """A backend that refuses every request."""
+def beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let each long encoding wait for the running event loop, and return their lengths. On the loop it would fail."""
+    loop, encoded, lengths = asyncio.get_running_loop(), ContentSafeEncoder._encoded, list[int]()
 
-    name = "vllm"
+    def waits(encoder: ContentSafeEncoder, stretch: str) -> Any:
+        if len(stretch) >= LONG_TEXT:
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(60)
+            lengths.append(len(stretch))
+        return encoded(encoder, stretch)
 
-    def __init__(self, info: EngineInfo) -> None:
-        self.info = info
-
-    async def connect(self) -> EngineInfo:
-        return self.info
-
-    async def generate(self, request: Any, on_chunk: Any = None) -> Any:
-        raise ContextLengthError("Too long.", backend=self.name)
-
-
-async def longest_lag(work: Any) -> float:
-    """Await work next to a task that wakes every millisecond; return the loop's longest work between two wakes.
-
-    In seconds of this thread's CPU: other processes share the machine.
-    """
-    lags = [0.0]
-
-    async def tick() -> None:
-        last = time.thread_time()
-        while True:
-            await asyncio.sleep(0.001)
-            now = time.thread_time()
-            lags.append(now - last)
-            last = now
-
-    ticking = asyncio.create_task(tick())
-    await asyncio.sleep(0.01)
-    await work
-    await asyncio.sleep(0.01)
-    ticking.cancel()
-    return max(lags)
+    monkeypatch.setattr(ContentSafeEncoder, "_encoded", waits)
+    return lengths
 
 
 def prepared(policy: Any, messages: Any, chosen: Settings) -> Any:
@@ -82,44 +55,14 @@ async def streamed(model: Any, messages: Any) -> None:
         pass
 
 
-def synchronous_cost(model: Any, messages: Any) -> float:
-    """Return the seconds of CPU that preparing the turn on the event loop would take."""
-    began = time.thread_time()
-    prepared(model.policy, messages, Settings())
-    return time.thread_time() - began
-
-
-async def test_the_event_loop_keeps_running_while_a_long_result_is_encoded() -> None:
-    model = model_of("vllm", Says("?"))
-    info = replace(model.policy.info, max_model_len=None)
-    policy = replace(model.policy, backend=Refusing(info), info=info)
-    model = policy.model()
-    messages = result_of(MEGABYTES // 16)
-    alone = synchronous_cost(model, messages)
-    with pytest.raises(ContextWindowOverflowException):
-        await streamed(model, result_of(2 * LONG_TEXT))  # warm up
-
-    async def again() -> None:
-        with pytest.raises(ContextWindowOverflowException):
-            await streamed(model, messages)
-
-    assert await longest_lag(again()) < alone / 4
-    assert await longest_lag(model.count_tokens(messages[2:])) < alone / 4
-    assert len(model.ledger) == 0
-
-
-async def test_a_result_that_cannot_fit_is_refused_while_the_event_loop_keeps_running() -> None:
-    model = model_of("vllm", Says("?"), max_model_len=131_072)
-    messages, template = result_of(MEGABYTES // 16), model.policy.template
-    began = time.thread_time()
-    template.first_prompt(messages, None, None)
-    alone = time.thread_time() - began
-
-    async def refused() -> None:
-        with pytest.raises(ContextWindowOverflowException, match=r"has [0-9]+ tokens .*131072"):
-            await streamed(model, messages)
-
-    assert await longest_lag(refused()) < alone / 4
+async def test_the_event_loop_keeps_running_while_a_long_result_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("vllm", Says("?"), max_model_len=1000)
+    messages, lengths = result_of(2 * LONG_TEXT), beside_the_loop(monkeypatch)
+    with pytest.raises(ContextWindowOverflowException, match=r"has [0-9]+ tokens .*1000"):
+        await streamed(model, messages)
+    assert len(lengths) == 1
+    await model.count_tokens(messages[2:])
+    assert len(lengths) == 2
     assert (len(model.scripted.requests), len(model.ledger)) == (0, 0)
 
 

@@ -68,13 +68,19 @@ def assert_prompts_are_paths(lived: Lived) -> None:
         assert prompt == path + turn["prompt"]
 
 
-@pytest.mark.parametrize(("kind", "new_process"), [("vllm", True), ("sglang", False)])
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
 async def test_a_restored_session_continues_as_if_its_process_had_not_ended(
-    kind: str, new_process: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """On vLLM in another process; and then once more in one that held the store open meanwhile, as a server does."""
     first = first_life(kind, tmp_path)
     await live(first)
-    lived = live_elsewhere(second_life(first)) if new_process else (await live(second_life(first)))[0]
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        lived = live_elsewhere(second_life(first)) if kind == "vllm" else (await live(second_life(first)))[0]
+        (stored,) = store.read(file.path)
+        model = model_over(file, engine_of("vllm", Says("Ok.")))
+        await agent_of(model, first, "default").invoke_async("Still there?")
+        assert (model.ledger.uuid, [turn.parent for turn in model.ledger]) == (UUID, [None, 0, 1, 2, 3, 4])
     assert lived.ledger == UUID
     assert warnings_of(caplog) == []
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1, 2, 3]
@@ -83,7 +89,6 @@ async def test_a_restored_session_continues_as_if_its_process_had_not_ended(
     assert lived.texts == ["It is 10.", "Yes."]
     assert_prompts_are_paths(lived)
     _, whole, _ = await live(Life(kind, FIRST + SECOND, FIRST_SAYS + SECOND_SAYS, uuid=UUID))
-    (stored,) = store.read(tmp_path / "rollouts")
     assert store.encode(stored, engine=False) == store.encode(whole.ledger, engine=False)
 
 
@@ -313,18 +318,6 @@ def _copy(folder: Path) -> str:
 def _copy_sessions(folder: Path) -> str:
     shutil.rmtree(folder / "sessions-copy", ignore_errors=True)
     return str(shutil.copytree(folder / "sessions", folder / "sessions-copy"))
-
-
-async def test_a_store_that_another_process_wrote_to_is_read_again(tmp_path: Path) -> None:
-    first = first_life("vllm", tmp_path)
-    await live(first)
-    with LedgerFile(tmp_path / "rollouts", "a") as file:  # opened before the second life, as in a server
-        live_elsewhere(second_life(first))
-        model = model_over(file, engine_of("vllm", Says("Ok.")))
-        agent = agent_of(model, first, "default")
-        await agent.invoke_async("Still there?")
-        assert model.ledger.uuid == UUID
-        assert [turn.parent for turn in model.ledger] == [None, 0, 1, 2, 3, 4]
 
 
 async def test_two_agents_restored_from_one_session_share_the_ledger(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from strands import tool
-from strands_harness import create_harness
 
 from support.histories import add, observe
 from support.scripted import BACKENDS, Says, call, tokenizer
@@ -18,6 +17,15 @@ from tito_core.ledger import check_ledger
 from tito_core.store import LedgerFile
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
+
+
+def create_harness(**options: Any) -> Any:
+    """Make the agent. Importing it takes a second, so only a process that runs these tests does."""
+    from strands_harness import create_harness as create
+
+    return create(**options)
+
+
 REMINDER = r"\n*<system-reminder>.*?</system-reminder>"
 """What the harness adds to the last message of one call: the date, the folder, the list of things to do."""
 PLAN = call("todo_write", '{"todos": [{"content": "a", "status": "in_progress", "activeForm": "doing a"}]}')
