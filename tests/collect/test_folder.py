@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -272,6 +273,36 @@ def test_a_rollout_of_schema_1_without_a_line_is_cut_off_and_several_are_kept(tm
     with pytest.raises(SchemaError, match="2 unfinished rollouts"):
         RolloutFolder(path, {"agent": "tests:run"})
     assert before.items() <= contents(path).items()
+
+
+def test_a_folder_of_schema_1_shows_and_keeps_what_its_ledgers_hold(tmp_path: Path) -> None:
+    path = copy_of(OLD, tmp_path)
+    first, *_, last = entries(path)
+    (judged,) = [ledger for ledger in collected(path) if ledger.uuid == first.ledger]
+    judged.annotate("reward", 17.0)
+    store.append(path / first.file, [judged])
+    assert next(entries(path)).reward == 17.0
+    data = (path / last.file).read_bytes()
+    (path / last.file).write_bytes(data[: -len(frames_of(data)[-1].written())])  # a power cut took its termination
+    with RolloutFolder(path, {"agent": "tests:run"}) as folder:
+        assert [folder.finished_samples(task) for task in OLD_TASKS] == [3, 3, 1]
+    assert next(entries(path)).reward == 17.0
+    assert last.ledger not in [entry.ledger for entry in entries(path)]
+
+
+def test_a_rollout_that_could_not_be_written_can_be_written_again(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        result = made_up_result(rollouts(folder.run)[0])
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (PREAMBLE + 100, hard))  # the kernel then cuts the write short
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                folder.append(result)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert folder.finished_samples(result.rollout.task) == 0
+        assert [*entries(tmp_path)] == []
+        assert [folder.append(result)] == [*entries(tmp_path)]
 
 
 def test_what_is_annotated_while_a_rollout_is_written_is_in_neither_ledger_nor_facts(

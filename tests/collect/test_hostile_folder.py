@@ -64,6 +64,15 @@ def test_a_value_out_of_range_is_refused_before_memory_is_taken(folder: Path, ch
     expect_refused(folder)
 
 
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_a_header_a_turn_or_another_end_after_the_end_is_refused(folder: Path, number: int) -> None:
+    """The facts would be those of fewer turns, or hide another rollout's."""
+    file = folder / "rollouts-00001.tito"
+    data = file.read_bytes()
+    file.write_bytes(data + frames_of(data)[number].written())
+    expect_refused(folder)
+
+
 @pytest.mark.parametrize("payload", [b"", b"\x91" * 100_000, b"\x81\xa1a" * 100_000, b"\xdf\xff\xff\xff\xff", b"\x80"])
 def test_nested_and_broken_records_are_refused(folder: Path, payload: bytes) -> None:
     rewrite(folder, lambda _: payload)

@@ -293,6 +293,20 @@ def test_a_ledger_from_json_continues_in_its_file(tmp_path: Path) -> None:
         assert len(file.load(ledger.uuid)) == 2
 
 
+def test_only_annotations_follow_the_end_of_a_rollout(tmp_path: Path) -> None:
+    """What an END record says of a ledger stays true."""
+    path = tmp_path / "rollouts.tito"
+    with store.LedgerFile(path, "a") as file:
+        file.append(ledger(1), b"facts")
+        resumed, before = file.resume(ledger(1).uuid), path.read_bytes()
+        for write in (lambda: resumed.commit(make_draft(1, 6, [1], [2])), lambda: file.append(ledger(1), b"others")):
+            with pytest.raises(SchemaError, match="has ended"):
+                write()
+        assert (len(resumed), path.read_bytes()) == (2, before)
+        resumed.annotate("reward", 1.0)
+        assert file.load(resumed.uuid).annotation("reward") == 1.0
+
+
 def test_an_attached_ledger_is_resumed_and_a_stale_copy_is_refused(tmp_path: Path) -> None:
     with store.LedgerFile(tmp_path / "rollouts.tito", "a") as file:
         made = file.attach(ledger(1))

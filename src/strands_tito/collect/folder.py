@@ -89,6 +89,10 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
             reward=reward if isinstance(reward, float) else None,
         )
 
+    def is_of(self, ledger: Ledger) -> bool:
+        """Return whether a ledger is whole: what a rollout writes last is its termination."""
+        return (self.turns, self.termination) == (len(ledger), ledger.annotation(ANNOTATION))
+
     def at(self, ledger: str, file: str) -> Self:
         """Return the facts with their place."""
         return msgspec.structs.replace(self, ledger=ledger, file=file)
@@ -162,13 +166,14 @@ class RolloutFolder:
         with self._writing:
             result = result.settled()
             entry = Entry.of(result)
-            _finish(self._finished, entry, self.path)
+            key, samples = _with(self._finished, entry, self.path)
             if self._file is None:
                 self._number += 1
                 self._file = LedgerFile(self.path / f"rollouts-{self._number:05d}.tito", "a")
                 self._file.sync()  # so that a power cut leaves a file with our preamble
                 _sync(self.path)
             self._file.append(result.ledger, entry.record())
+            self._finished[key] = samples
             entry = entry.at(result.ledger.uuid, self._file.path.name)
             if self._file.end >= self._file_bytes:
                 self._seal()
@@ -223,7 +228,7 @@ class RolloutFolder:
         for path in files:
             newest = []
             for entry in entries_in(path):
-                _finish(self._finished, entry, self.path)
+                self._finished.update([_with(self._finished, entry, self.path)])
                 newest.append(entry.ledger)
         if files:
             _cut_unfinished(files[-1], newest)
@@ -270,7 +275,7 @@ def entries(folder: str | os.PathLike[str], sizes: dict[Path, int] | None = None
         if sizes.get(file) != (size := file.stat().st_size):
             sizes[file] = size
             for entry in entries_in(file):
-                _finish(finished, entry, path)
+                finished.update([_with(finished, entry, path)])
                 yield entry
 
 
@@ -280,20 +285,26 @@ def entries_in(path: Path) -> list[Entry]:
     Raises:
         SchemaError: The file is damaged.
     """
-    if (path.parent / OLD_INDEX).exists():
-        return [entry for entry in _old_entries(path.parent) if entry.file == path.name]
-    found: dict[bytes, Entry] = {}
+    old = _old_entries(path.parent) if (path.parent / OLD_INDEX).exists() else ()
+    found = {uuid_bytes(entry.ledger): entry for entry in old if entry.file == path.name}
+    ended = set[bytes]()
     with path.open("rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size < len(PREAMBLE):  # a crash left it so
-            return []
+            return list(found.values())
         expect_preamble(file, path)
         for kind, ledger, offset, length in frames(file, len(PREAMBLE), path):
+            if ledger in ended and kind is not Kind.ANNOTATION:  # `LedgerFile` writes none
+                raise SchemaError(
+                    f"{path}: the record at byte {offset} follows the END record of its rollout. Restore the file from "
+                    "a copy."
+                )
             if kind is Kind.END or (kind is Kind.ANNOTATION and ledger in found):
                 payload = os.pread(file.fileno(), length, offset)
                 try:
                     if kind is Kind.END:
                         entry = msgspec.msgpack.decode(payload, type=Entry)
                         found[ledger] = entry.at(str(uuid.UUID(bytes=ledger)), path.name)
+                        ended.add(ledger)
                     else:
                         found[ledger] = _annotated(found[ledger], msgspec.msgpack.decode(payload, type=Annotation))
                 except UNREADABLE as error:
@@ -419,8 +430,8 @@ def _begin(folder: Path, about: Mapping[str, Any]) -> Start:
     return start
 
 
-def _finish(finished: dict[bytes, int], entry: Entry, folder: Path) -> None:
-    """Mark a rollout's sample as finished. Memory takes about 200 bytes for each task and a bit for each sample.
+def _with(finished: Mapping[bytes, int], entry: Entry, folder: Path) -> tuple[bytes, int]:
+    """Return a task's key, and its finished samples with this one: 200 bytes for each task, a bit for each sample.
 
     Raises:
         SchemaError: The sample is already finished.
@@ -432,7 +443,7 @@ def _finish(finished: dict[bytes, int], entry: Entry, folder: Path) -> None:
             f"{folder} has sample {entry.sample} of task {entry.task!r} twice: each sample is collected once. Remove "
             "the file that was added to the folder."
         )
-    finished[key] = known | bit
+    return key, known | bit
 
 
 def _key(task: str) -> bytes:
@@ -485,11 +496,13 @@ def _old_entries(folder: Path) -> Iterator[Entry]:
 def _adopt(folder: Path) -> None:
     """Write the END records that a folder of schema 1 lacks, then remove its index."""
     for path in files_of(folder):
-        named = entries_in(path)
-        _cut_unfinished(path, [entry.ledger for entry in named])
         with LedgerFile(path, "a") as file:
-            for entry in named:
-                if entry.ledger in file:  # a power cut may have taken it
+            held = [entry for entry in entries_in(path) if entry.ledger in file]
+            whole = [entry for entry in held if entry.is_of(file.load(entry.ledger))]
+        _cut_unfinished(path, [entry.ledger for entry in whole])  # a power cut may have taken the end of one
+        with LedgerFile(path, "a") as file:
+            for entry in whole:
+                if not file.is_ended(entry.ledger):
                     file.append(file.load(entry.ledger), entry.record())
             file.sync()
     (folder / OLD_INDEX).unlink()

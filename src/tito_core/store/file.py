@@ -126,6 +126,10 @@ class LedgerFile:
             end = self._fresh_index().end
             return max(0, os.fstat(self._file.fileno()).st_size - end)
 
+    def is_ended(self, uuid: str) -> bool:
+        """Return whether a ledger's rollout has an END record, after which only annotations can be written."""
+        return self._fresh_index().count(uuid, Kind.END) > 0
+
     @property
     def uuids(self) -> list[str]:
         """UUIDs of the ledgers, in the order they began."""
@@ -183,7 +187,8 @@ class LedgerFile:
             end: The payload of its END record, which is written last; None ends no rollout.
 
         Raises:
-            SchemaError: The file has more turns or annotations of this ledger, or another ledger with its UUID.
+            SchemaError: The file has more turns or annotations of this ledger, or another ledger with its UUID, or its
+                rollout has ended, after which only annotations can be written.
         """
         with self._exclusive():
             self._expect_same(ledger)
@@ -302,8 +307,13 @@ class LedgerFile:
 
     def _write(self, header: Header, records: Sequence[tuple[Kind, bytes]]) -> None:
         """Append records in one piece, with the ledger's header before its first one. On failure nothing changes."""
-        if self._index.records(header.uuid) is None:
+        if (known := self._index.records(header.uuid)) is None:
             records = [(Kind.HEADER, _ENCODER.encode(record_of(header))), *records]
+        elif known[Kind.END] and any(kind is not Kind.ANNOTATION for kind, _ in records):
+            raise SchemaError(
+                f"The rollout of ledger {header.uuid} has ended in {self.path}, so its END record would no longer be "
+                "true: only annotations can follow. Continue a copy of the ledger in another file."
+            )
         uuid = uuid_bytes(header.uuid)
         data = b"".join(framed(kind, uuid, payload) for kind, payload in records)
         try:
