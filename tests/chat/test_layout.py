@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands.types.content import Message, Messages
 
-from support import structures, zoo
+from support import structures, vision, zoo
 from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.conversations import HOSTILE, JSON, answer, calls, results, user
@@ -21,7 +21,7 @@ from support.rollouts import Features, rollout
 from tito_core.chat import delta
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
-from tito_core.chat.layout import MOST_LAYOUTS, MOST_SHAPES, Fixed, Layout, Layouts, Shape, shape_of
+from tito_core.chat.layout import MOST_LAYOUTS, MOST_SHAPES, Fixed, Layout, Layouts, Shape, learn_layout, shape_of
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.template import ChatTemplate
@@ -214,14 +214,17 @@ def test_nothing_is_kept_where_a_control_token_strips_blanks_of_content(side: st
         check(source, calls(("look", {}))[0], [results(text)])
 
 
+@pytest.mark.parametrize("of", ["<|im_start|>", vision.VISION[1]], ids=["all", "images"])
 def test_the_judge_sees_layouts_and_one_that_is_wrong_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    of: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    tokenizer = byte_level()
+    tokenizer = vision.tokenizer()
     assert ChatTemplate.of(tokenizer, certificates=tmp_path).certificate.layouts
 
-    def without_slots(*arguments: Any) -> Layout:
+    def without_slots(*arguments: Any) -> Layout | None:
         encoded = arguments[-1]
+        if of not in encoded.text:
+            return learn_layout(*arguments)
         return Layout(arguments[1], (Fixed(encoded.ids.tobytes(), encoded.provenance.tobytes(), encoded.text),), ())
 
     monkeypatch.setattr(delta, "learn_layout", without_slots)

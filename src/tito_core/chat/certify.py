@@ -283,7 +283,7 @@ def _certify(
 ) -> tuple[Certificate, DeltaSource]:
     judge = judge_of(referee, encoder)
     trial = choose(rendering, encoder, judge)
-    fault = partial(_image_fault, trial.source, judge)
+    fault = partial(_image_fault, trial, judge)
     images = certify_images(trial.source, referee, fault, image_token=image_token, tools=trial.tools)
     literals = compared_literals(source, rendering.variables)
     deltas, switched = find_switches(trial.source, referee, literals, tools=trial.tools)
@@ -313,9 +313,10 @@ def _certify(
     return certificate, deltas
 
 
-def _image_fault(source: DeltaSource, judge_of: JudgeOf, probes: Sequence[Case]) -> str | None:
-    """Return why a candidate is wrong on probes with images, or None if it is right on all."""
-    trial = attempt(source, judge_of, probes)
+def _image_fault(chosen: Trial, judge_of: JudgeOf, probes: Sequence[Case]) -> str | None:
+    """Return why a candidate is wrong on probes with images, or None; where a layout is wrong, it keeps none."""
+    trial = attempt(chosen.source, judge_of, probes)
+    chosen.source = trial.source
     if trial.refused:
         return f"It refuses the probe {trial.refused[0][0]!r}: {trial.refused[0][1]}"
     if trial.difference is not None:

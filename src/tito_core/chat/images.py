@@ -174,6 +174,11 @@ def _user(*blocks: Any) -> Message:
     return {"role": "user", "content": list(blocks)}
 
 
+def _blocks(blocks: Sequence[Any], number: int) -> list[Any]:
+    """Return blocks, with texts of other numbers for each number of a case, since layouts are probed with others."""
+    return [_text(900 + 10 * number + block) if isinstance(block, int) else block for block in blocks]
+
+
 def _answer(number: int) -> Message:
     return assistant_message(f"Seen n{number:03}.")
 
@@ -183,20 +188,21 @@ def _call(number: int, count: int = 1, first: int = 0) -> Message:
 
 
 _QUESTIONS: dict[str, list[Any]] = {
-    "image before a text": [_IMAGE, _text(901)],
-    "image after a text": [_text(901), _IMAGE],
-    "image between texts": [_text(901), _IMAGE, _text(902)],
-    "two images": [_text(901), _IMAGE, _IMAGE],
-    "images and texts in turn": [_IMAGE, _text(901), _IMAGE, _text(902), _text(903)],
+    "image before a text": [_IMAGE, 1],
+    "image after a text": [1, _IMAGE],
+    "image between texts": [1, _IMAGE, 2],
+    "two images": [1, _IMAGE, _IMAGE],
+    "images and texts in turn": [_IMAGE, 1, _IMAGE, 2, 3],
     "image alone": [_IMAGE],
 }
 _RESULTS: dict[str, list[list[Any]]] = {
-    "result of a text and an image": [[_text(901), _IMAGE]],
-    "result of an image and a text": [[_IMAGE, _text(901)]],
+    "result of a text and an image": [[1, _IMAGE]],
+    "result of an image and a text": [[_IMAGE, 1]],
     "result of an image alone": [[_IMAGE]],
-    "result of two images": [[_IMAGE, _text(901), _IMAGE]],
-    "two results with images": [[_IMAGE, _text(901)], [_text(902), _IMAGE]],
+    "result of two images": [[_IMAGE, 1, _IMAGE]],
+    "two results with images": [[_IMAGE, 1], [2, _IMAGE]],
 }
+"""Images, and numbers of texts."""
 _BEFORE: dict[str, Callable[[], Messages]] = {
     "first": lambda: [user_message("Why n001.")],
     "after an image": lambda: [_user(_text(1), _IMAGE)],
@@ -216,15 +222,16 @@ def image_cases(place: str) -> Iterator[Case]:
     """Yield the probes of a place, `USER` or `RESULT`. Images that follow others find templates that number them."""
     if place == USER:
         for name, blocks in _QUESTIONS.items():
-            for where, before in _BEFORE.items():
-                yield Case(f"{name}, {where}", before(), _answer(500), [_user(*blocks)])
+            for number, (where, before) in enumerate(_BEFORE.items()):
+                yield Case(f"{name}, {where}", before(), _answer(500), [_user(*_blocks(blocks, number))])
         return
     for name, results in _RESULTS.items():
-        for where, before in _BEFORE_RESULTS.items():
-            turn = _call(500, len(results))
-            yield Case(f"{name}, {where}", before(), turn, [result_message(*results)], tools=TOOLS)
+        for number, (where, before) in enumerate(_BEFORE_RESULTS.items()):
+            turn = _call(500 + 10 * number, len(results))
+            result = result_message(*(_blocks(blocks, number) for blocks in results))
+            yield Case(f"{name}, {where}", before(), turn, [result], tools=TOOLS)
             if name == "result of a text and an image":
-                new = [_user(*result_message(*results)["content"], _text(902), _IMAGE)]
+                new = [_user(*result["content"], *_blocks([2, _IMAGE], number))]
                 yield Case(f"{name}, and a question, {where}", before(), turn, new, tools=TOOLS)
 
 
