@@ -208,23 +208,21 @@ class Validation(msgspec.Struct, frozen=True):
         if ids is None or raw.logprobs is None:
             missing = "output ids" if ids is None else "logprobs"
             raise self.reader.violation(f"Law 4: the answer has no {missing}, which were requested.")
-        logprobs = self.reader.floats("logprobs", raw.logprobs)
-        if len(ids) != len(logprobs):
-            raise self.reader.violation(
-                f"Law 2: the server returned {len(ids)} output ids and {len(logprobs)} logprobs."
-            )
-        if len(ids) < min_tokens:
+        logprobs, count = self.reader.floats("logprobs", raw.logprobs), len(ids)
+        if count != len(logprobs):
+            raise self.reader.violation(f"Law 2: the server returned {count} output ids and {len(logprobs)} logprobs.")
+        if count < min_tokens:
             raise self.reader.violation("Law 4: the server returned no output ids, not even a stop token.")
-        if len(ids) > limit:
+        if count > limit:
             raise self.reader.violation(
-                f"Law 4: at most {limit} tokens were requested, but the server returned {len(ids)}."
+                f"Law 4: at most {limit} tokens were requested, but the server returned {count}."
             )
         packed = self.reader.token_ids(ids)
         if raw.logprob_ids is not None:
             scored = raw.logprob_ids.tolist() if isinstance(raw.logprob_ids, np.ndarray) else list(raw.logprob_ids)
-            if len(scored) != len(ids):
+            if len(scored) != count:
                 raise self.reader.violation(
-                    f"Law 4: the server returned {len(ids)} output ids, but logprobs of {len(scored)} ids."
+                    f"Law 4: the server returned {count} output ids, but logprobs of {len(scored)} ids."
                 )
             self.reader.same_ids("output id {} at offset {} has the logprob of {}", ids, scored)
         check_output_ids(packed, self.info.vocab_size, backend=self.info.backend, request_id=request.request_id)
@@ -318,7 +316,7 @@ class Validation(msgspec.Struct, frozen=True):
         raise self.reader.violation(f"Law 4: {name} must be True or False, not {short_repr(value)}.")
 
     def _seconds(self, latency: object) -> float:
-        [seconds] = floats([latency]) or [None]
+        [seconds] = [latency] if type(latency) is float else floats([latency]) or [None]
         if seconds is None or not 0 <= seconds <= LONGEST_S:
             raise self.reader.violation(f"Law 4: latency_s must be a number of seconds, not {short_repr(latency)}.")
         return float(seconds)

@@ -265,8 +265,9 @@ class RawReader(msgspec.Struct, frozen=True):
 
     def text(self, name: str, value: object) -> str | None:
         """Return a reported string, or None."""
-        found = None if value is None else utf8_or_none(value)
-        if found is not None or value is None:
+        if value is None or (type(value) is str and value.isascii()):  # the usual cases
+            return value
+        if (found := utf8_or_none(value)) is not None:
             return found
         raise self.violation(f"Law 4: {name} must be a string or None, not {short_repr(value)}.")
 
