@@ -11,7 +11,7 @@ import numpy as np
 
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.http.body import BodyTooLargeError
-from tito_core.backend.http.streaming import FailedAnswerError, StreamError, merge_event, same_echo, same_request
+from tito_core.backend.http.streaming import FailedAnswerError, StreamError, merged, same_echo, same_request
 from tito_core.backend.images import ImageSupport, data_url_json
 from tito_core.backend.protocol import (
     MOST_TOP_LOGPROBS,
@@ -574,10 +574,8 @@ class EventAssembler:
         """See `StreamAssembler.result`."""
         if not self._kept:
             raise msgspec.DecodeError("the stream had no event")
-        first, *more = (msgspec.json.decode(event, type=Generation) for event in self._kept)
-        for event in more:
-            merge_event(first, event)
+        answer = merged([msgspec.json.decode(event, type=Generation) for event in self._kept])
         if self._abort is not None:
             meta = self._abort.meta_info
-            first.meta_info.finish_reason, first.meta_info.weight_versions = meta.finish_reason, meta.weight_versions
-        return first
+            answer.meta_info.finish_reason, answer.meta_info.weight_versions = meta.finish_reason, meta.weight_versions
+        return answer

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from tito_core.backend.errors import BadRequestError
-from tito_core.backend.http.streaming import StreamError, merge_event
+from tito_core.backend.http.streaming import StreamError, merged, same_request
 from tito_core.backend.images import ImageSupport, data_url_json
 from tito_core.backend.protocol import (
     NOTHING,
@@ -490,7 +490,8 @@ class EventAssembler(Generic[E]):
 
     def __init__(self, kind: type[E]) -> None:
         self._kind = kind
-        self._response: E | None = None
+        self._events: list[E] = []
+        self._id: str | None = None
         self._offset = 0
         self._tokens = self._unplaced = 0
         self._started = self._finished = False
@@ -500,30 +501,22 @@ class EventAssembler(Generic[E]):
         decoded = msgspec.json.decode(event, type=self._kind)
         if len(decoded.choices) > 1:
             raise StreamError(f"an event holds {len(decoded.choices)} completions instead of one")
-        choices: list[Any] = decoded.choices
-        decoded.choices = []
-        if self._response is None:
-            self._response = decoded
-        else:
-            merge_event(self._response, decoded)
-        if not choices:
+        self._events.append(decoded)
+        self._id = same_request(self._id, decoded.request_id if isinstance(decoded, Generation) else decoded.id)
+        if not decoded.choices:
             return []
-        new: Choice | Generated = choices[0]
+        new: Choice | Generated = decoded.choices[0]
         echoing: Any = new if isinstance(new, Choice) else decoded
         self._check_order(new, decoded.usage, echoes=echoing.prompt_token_ids != NOTHING)
-        sampled = tuple(new.token_ids or ())  # copied, as `merge_event` extends the first event's list
-        merged: list[Any] = self._response.choices
-        if merged:
-            merge_event(merged[0], new)
-        else:
-            merged.append(new)
-        return sampled
+        return new.token_ids or []
 
     def result(self) -> E:
         """See `StreamAssembler.result`."""
-        if self._response is None:
+        if not self._events:
             raise msgspec.DecodeError("the stream had no event")
-        return self._response
+        answer: Any = merged(self._events)
+        answer.choices = [merged(answer.choices)] if answer.choices else []
+        return cast(E, answer)
 
     @property
     def unordered(self) -> bool:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NoReturn, Protocol, TypeVar
+from functools import reduce
+from itertools import chain
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -123,6 +125,7 @@ class StreamAssembler(Protocol[T_co]):
 
         Raises:
             msgspec.DecodeError: The events are incomplete.
+            StreamError: They echo two prompts.
         """
 
 
@@ -174,7 +177,7 @@ class StreamReader(Generic[T]):
             raise self._broken_off()
         try:
             value = assembler.result()
-        except UNREADABLE as error:
+        except (*UNREADABLE, StreamError) as error:
             self._refuse("", str(error), error)
         self.unordered = assembler.unordered
         return value
@@ -265,26 +268,28 @@ def same_request(before: str | None, named: str | None) -> str | None:
     return before if named is None else named
 
 
-def merge_event(before: S, event: S) -> None:
-    """Merge an event into a response of the same type: extend lists, and replace all other fields.
+def merged(events: Sequence[S]) -> S:
+    """Merge a stream's events, of one type, into one response: lists are joined; of other fields the last one counts.
 
     Raises:
-        StreamError: The event echoes another prompt or names another request; see `same_echo` and `same_request`.
+        StreamError: The events echo two prompts or name two requests; see `same_echo` and `same_request`.
     """
-    for name, old, new in zip(before.__struct_fields__, astuple(before), astuple(event), strict=True):
-        match old, new:
-            case msgspec.Struct(), msgspec.Struct():
-                merge_event(old, new)
-            case list(), list() if not name.startswith(_NOT_EXTENDED):
-                old += new
-            case _ if new is None or new == old:
-                continue
-            case str() | None, _ if name in _REQUEST_IDS:
-                setattr(before, name, same_request(old, new))
-            case msgspec.Raw(), _:
-                setattr(before, name, same_echo(old, new))
-            case _:
-                setattr(before, name, new)
+    if len(events) == 1:
+        return events[0]
+    names, columns = events[0].__struct_fields__, zip(*map(astuple, events), strict=True)
+    return type(events[0])(**{name: _merged(name, column) for name, column in zip(names, columns, strict=True)})
+
+
+def _merged(name: str, column: Sequence[Any]) -> Any:
+    values = [value for value in column if value is not None]
+    last = values[-1] if values else None
+    if isinstance(last, msgspec.Struct):
+        return merged(values)
+    if isinstance(last, list) and not name.startswith(_NOT_EXTENDED):
+        return list(chain.from_iterable(values))
+    if isinstance(last, msgspec.Raw):
+        return reduce(same_echo, values, NOTHING)
+    return reduce(same_request, values) if name in _REQUEST_IDS and values else last
 
 
 class _Error(msgspec.Struct):
