@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -12,18 +12,15 @@ from typing import Any, ClassVar
 import pytest
 
 from support import vision
-from support.conversations import user
-from support.scripted import BACKENDS, Says, model_of
+from support.conversations import LOOK, user
+from support.scripted import BACKENDS, Says, call, model_of
 from tito_core import store
 from tito_core.chat import comparison
 
-SHORT, LONG = 50, 350
-PER_MESSAGE = 4
-"""Maximum calls for each earlier message: its length, its place in the tree, and its share of moving ids."""
-READ = 2
-"""Reads of earlier messages: the last answer is stored as the caller's strings, and searched for calls."""
-NOISE = 300
-"""Maximum calls that depend on the number of pieces of a prompt's text, which is at most 64."""
+READ = 3
+"""Reads of earlier messages: the last answer is stored as the caller's strings, searched for calls, and shown."""
+PIECES = 64
+"""Maximum number of pieces of a prompt's text, of which a turn looks for the end in some: two calls each."""
 
 
 class Message(dict[str, Any]):
@@ -66,27 +63,34 @@ class Calls:
 
 
 async def play(model: Any, messages: list[Any], state: dict[str, Any]) -> None:
-    """Play one more turn and append its answer."""
-    messages.append(user(f"Is {len(messages)} a number?"))
-    texts = [
-        event["contentBlockDelta"]["delta"]["text"]
-        async for event in model.stream(messages, [], "Be brief.", model_state=state)
-        if "contentBlockDelta" in event
+    """Play one more turn, a question or the results of the last answer's calls, and append its answer."""
+    uses = [block["toolUse"]["toolUseId"] for block in (messages or [user("")])[-1]["content"] if "toolUse" in block]
+    shown: Any = [
+        {"toolUseId": use, "status": "success", "content": [{"text": f"It is {len(messages)}."}]} for use in uses
     ]
-    messages.append({"role": "assistant", "content": [{"text": "".join(texts)}]})
+    new = {"role": "user", "content": [{"toolResult": result} for result in shown]}
+    messages.append(new if uses else user(f"Is {len(messages)} a number?"))
+    content: list[Any] = []
+    async for event in model.stream(messages, [LOOK], "Be brief.", model_state=state):
+        if use := event.get("contentBlockStart", {}).get("start", {}).get("toolUse"):
+            content.append({"toolUse": {"toolUseId": use["toolUseId"], "name": use["name"], "input": {"at": "it"}}})
+        elif text := event.get("contentBlockDelta", {}).get("delta", {}).get("text"):
+            content = [{"text": "".join(block["text"] for block in content) + text}]
+    messages.append({"role": "assistant", "content": content})
 
 
-@pytest.mark.parametrize(("kind", "stream"), [("vllm", False), ("sglang", True)])
+@pytest.mark.parametrize(("kind", "stream", "lengths"), [("vllm", False, (51, 201, 801)), ("sglang", True, (51, 201))])
 async def test_a_turns_cost_does_not_grow_with_its_history(
-    kind: str, stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, stream: bool, lengths: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison, "MAX_COMPARED_TOKENS", 0)  # otherwise short ones are rendered whole
     monkeypatch.setattr(comparison, "TOKENS_PER_COMPARED_TOKEN", 10**9)  # the sample is paid for by new tokens
     with store.LedgerFile(tmp_path / "a.tito", "a") as file:
-        model = model_of(kind, Says("Yes, indeed."), max_model_len=10**6, store=file, stream=stream)
+        script = Says(call("look", '{"at": "it"}'), "Yes, indeed.")
+        model = model_of(kind, script, max_model_len=10**6, store=file, stream=stream)
         messages, state, counts = list[Any](), dict[str, Any](), list[int]()
-        for length in (SHORT, LONG):
-            while len(messages) < length:
+        for turns in lengths:  # the last answer is a call
+            while len(messages) < 2 * turns:
                 await play(model, messages, state)
             messages[:] = map(Message, messages)
             Message.seen.clear()
@@ -97,11 +101,11 @@ async def test_a_turns_cost_does_not_grow_with_its_history(
             finally:
                 sys.setprofile(None)
             counts.append(calls.count)
-            assert Message.seen == {"compared": length, "read": READ}
+            assert Message.seen == {"compared": 2 * turns, "read": READ}
             messages[:] = map(dict, messages)
     assert len(model.ledger.leaves()) == 1
-    assert counts[0] > 500
-    assert counts[1] - counts[0] < PER_MESSAGE * (LONG - SHORT) + NOISE
+    assert min(counts) > 500
+    assert max(counts) - min(counts) <= 2 * PIECES
 
 
 IMAGE_CODE = ("turn/images.py", "backend/images.py", "backend/image_validation.py", "chat/images.py")

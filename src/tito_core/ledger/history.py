@@ -174,11 +174,15 @@ class HistoryIndex:
 
     def _start(self, history: Sequence[Any], after: int | None) -> tuple[Node, int]:
         """Return the node and depth of turn `after` if the history begins with its whole path, else the root and 0."""
-        node = None if after is None else self._nodes.get(after)
-        if node is not None:
-            path = [each.message for each in node.upward()][::-1]
+        end = node = None if after is None else self._nodes.get(after)
+        if end is not None:
+            path: list[Any] = []
+            while node is not None and node.parent is not None:  # no call for each message (law 14)
+                path += (node.message,)
+                node = node.parent
+            path.reverse()
             if path == history[: len(path)]:
-                return node, len(path)
+                return end, len(path)
         return self._root, 0
 
     def _index_loaded(self) -> None:

@@ -130,7 +130,8 @@ def find_parent(
     Raises:
         HistoryChangedError: `may_branch` is False, and the agent's own history changed.
     """
-    messages = [message if len(message) == 2 else _role_and_content(message) for message in messages]
+    if not {2}.issuperset(map(len, messages)):  # no call of ours for each message (law 14)
+        messages = [*map(_role_and_content, messages)]
     last_turn = last_turn_of(ledger, state)
     history = ledger.match([opening, *messages], last_turn)
     fitting, path_messages = _fitting_turns(history, messages)
