@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.backends import EOS, KINDS, VOCAB, Kind, engine_name, hash_policy, soon
+from support.backends import EOS, VOCAB, Kind, engine_name, hash_policy, soon
 from tito_conformance.testing import ScriptedServer, scripted_server
 
 SCRIPT = Path(__file__).parents[1] / "support" / "exits.py"
@@ -31,7 +31,7 @@ def leaving(server: ScriptedServer, kind: Kind, way: str) -> Iterator[subprocess
         yield process
 
 
-@pytest.mark.parametrize(("kind", "way"), zip(KINDS, ("run", "fork"), strict=True))
+@pytest.mark.parametrize(("kind", "way"), [("vllm", "run"), ("sglang", "fork")])
 async def test_a_generation_ends_with_its_loop_and_its_process(kind: Kind, way: str) -> None:
     """By an abort where `asyncio.run` ends; by its connection where the process dies, though a fork of it lives on."""
     with scripted_server(engine_name(kind), hash_policy(), vocab_size=VOCAB, eos_ids=[EOS], latency=300.0) as server:
