@@ -67,8 +67,8 @@ train-tiny: $(READY)  ## train a tool-using agent on this CPU (BACKEND=...), and
 test: $(READY)  ## run the tests that need no engine, trainer or browser; see make suite too
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(TEST_ARGS)
 
-suite: $(READY)  ## hold the conformance suite itself to account: scripted servers, sound ones and ones with planted defects
-	$(BIN)/python -m pytest -q -n 6 --dist worksteal -m suite --timeout 600 tests/conformance $(TEST_ARGS)
+suite: $(READY)  ## hold the conformance suite and its scripted servers to account: sound ones and ones with planted defects
+	$(BIN)/python -m pytest -q -n 6 --dist worksteal -m suite --timeout 600 tests/conformance tests/testing $(TEST_ARGS)
 
 browser: $(READY)  ## run the viewer's pages in a headless Chromium (apt-get install chromium)
 	$(BIN)/python -m pytest -q -m browser -s tests/viewer $(TEST_ARGS)

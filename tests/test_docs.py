@@ -434,3 +434,9 @@ def test_the_page_on_images_runs() -> None:
     bias = names["model"].get_config()["sampling"]["extra"]["logit_bias"]
     pads = names["policy"].tokenizer.convert_tokens_to_ids([vision.PAD_TEXT, vision.VIDEO_TEXT])
     assert bias == {str(token): -100 for token in pads}
+
+
+def test_the_guide_shows_the_third_backend_and_it_is_short() -> None:
+    code = (ROOT / "tests" / "conformance" / "toy" / "toy_backend.py").read_text()
+    assert len(code.splitlines()) < 120
+    assert f"```python\n{code}```" in (ROOT / "docs" / "conformance.md").read_text()

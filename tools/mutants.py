@@ -68,7 +68,6 @@ _SLOW_OR_FELT = " or ".join(
         "far_below_its_limit",
         "does_not_block",
         "test_exit",
-        "test_in_process",
     )
 )
 """Tests that take seconds or other processes, or feel time or freed memory, which mutmut's own frames change."""
@@ -159,7 +158,7 @@ PACKAGES = {
             "conformance",
             tuple(f"src/tito_conformance/{part}.py" for part in _JUDGES),
             tuple(f"tests/conformance/test_{part}.py" for part in _JUDGE_TESTS),
-            (*HANGS, "-k", "not (planted or left_alone)"),
+            (*HANGS, "-m", "suite", "-k", "not (planted or left_alone)"),
         ),
     )
 }

@@ -26,6 +26,8 @@ from tito_conformance.testing import HashPolicy, ScriptedEngine, ScriptedRequest
 from tito_conformance.testing.moves import Ask
 from tito_core.backend.http.client import HttpResponse, HttpTransport
 
+pytestmark = pytest.mark.suite
+
 
 def answer(*tokens: tuple[int, float]) -> Any:
     ids, logprobs = zip(*tokens, strict=True)
@@ -155,7 +157,6 @@ class Counting:
         await self._inner.aclose()
 
 
-@pytest.mark.suite
 @pytest.mark.parametrize("wire", SERVERS)
 def test_no_more_requests_are_sent_than_announced(wire: str) -> None:
     weights = FOLDERS if wire == "sglang" else ()
@@ -189,7 +190,6 @@ def _first_block_is_zero(scores: list[float], _: list[float]) -> list[float]:
     return [*[0.0] * 31, *scores[31:]] if len(scores) > 64 else scores
 
 
-@pytest.mark.suite
 @pytest.mark.parametrize(
     ("defect", "check"),
     [

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.suite
+
 USES = """
 import sys
 import strands_tito

@@ -28,6 +28,8 @@ from tito_conformance.player import _cancelled_answer
 from tito_conformance.testing import ScriptedServer
 from tito_conformance.testing import moves as m
 
+pytestmark = pytest.mark.suite
+
 INTERRUPTS = int(os.environ.get("TITO_INTERRUPTS", "0"))
 SEED = int(os.environ.get("TITO_SEED", "1"))
 BROKEN = next(defect for defect, _ in all_defects() if defect.name == "length-called-stop")
@@ -42,7 +44,6 @@ def counts(wire: str) -> tuple[tuple[Defect | None, int], ...]:
     return ((None, 1),) if wire == "vllm" else ((BROKEN, 1),)
 
 
-@pytest.mark.suite
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 def test_an_interrupt_at_any_moment_ends_the_run(wire: str, tmp_path: Path) -> None:

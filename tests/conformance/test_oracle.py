@@ -31,6 +31,8 @@ from tito_conformance.testing import find_wire
 from tito_conformance.wire import WireGeneration
 from tito_core.ledger.turn import Semantics
 
+pytestmark = pytest.mark.suite
+
 END = 9
 TURN = OracleTurn(
     index=0,

@@ -141,6 +141,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_defect_of_the_second_server_is_noticed(name: str) -> None:
     defect = next(each for each in ANSWERS if each.name == name)
@@ -149,6 +150,7 @@ def test_a_defect_of_the_second_server_is_noticed(name: str) -> None:
     assert outcome.broken.check.name in PLANTED[name], str(outcome.broken)
 
 
+@pytest.mark.suite
 def test_a_broken_law_is_replayed_on_both_servers() -> None:
     one, other = target("vllm", SecondBest()), target("sglang", SecondBest(0.2, 0.9))
     outcome = suite.run(one, QUICK, against=other)
@@ -188,11 +190,12 @@ async def _nothing() -> None:
     return
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize(
     ("wire", "for_good"),
     [
-        pytest.param("vllm", False, marks=pytest.mark.suite),
-        pytest.param("vllm-completions", True, marks=pytest.mark.suite),
+        ("vllm", False),
+        ("vllm-completions", True),
         ("sglang", False),
     ],
 )
@@ -219,6 +222,7 @@ def _abort_under_a_grammar(_: int, request: ScriptedRequest) -> Fault | None:
     return Fault(edit=edit) if request.grammar is not None else None
 
 
+@pytest.mark.suite
 def test_a_stream_that_ends_in_a_refusal_is_skipped_and_two_servers_begin_anew() -> None:
     refusing = replace(SOUND, options={"fault": _abort_under_a_grammar})
     one, other = (target_of(*each, greedily=True) for each in (("vllm", SOUND), ("sglang", refusing)))
@@ -231,6 +235,7 @@ def test_a_stream_that_ends_in_a_refusal_is_skipped_and_two_servers_begin_anew()
     assert outcome.tally.turns == 10
 
 
+@pytest.mark.suite
 async def test_two_servers_stream_only_if_both_backends_can() -> None:
     one, other = await connect(target_of("vllm")), await connect(target_of("sglang"))
     assert ServerPair(one, other, one.tally).can_stream

@@ -22,6 +22,8 @@ from tito_conformance.connection import dtype_of
 from tito_conformance.sampler import Draw, left, tempered
 from tito_conformance.target import Target
 
+pytestmark = pytest.mark.suite
+
 EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
 """`make suite` takes every eighth defect, `make prove` and `make defects` all."""
 SHORT = Profile("short", 1, 1, 2)
@@ -194,7 +196,6 @@ def test_the_center_of_differences_is_their_mean_or_their_median() -> None:
     assert bets.center(np.array([0.0] * 6 + [-0.5] * 4)) == pytest.approx(-0.2)
 
 
-@pytest.mark.suite
 @pytest.mark.parametrize("defect", CHOSEN, ids=lambda defect: defect.name)
 def test_a_planted_defect_is_noticed(defect: Defect) -> None:
     wire = defect.wires[len(defect.name) % len(defect.wires)]
@@ -203,7 +204,6 @@ def test_a_planted_defect_is_noticed(defect: Defect) -> None:
     assert verdict.expected, verdict.problem
 
 
-@pytest.mark.suite
 def test_no_two_samples_share_a_seed() -> None:
     """A server may give two prompts with one seed the same random numbers, which the bets would take for evidence."""
     transport = plant(SOUND, "vllm", tokenizer(), int(tokenizer().eos_token_id), varied=True)()

@@ -184,6 +184,7 @@ def test_a_sound_engine_that_reads_images_passes_every_check(wire: str) -> None:
     assert passed["images"] > 10
 
 
+@pytest.mark.suite
 def test_two_sound_engines_that_read_images_give_equal_ledgers() -> None:
     one, other = (target_of(wire, SOUND_WITH_IMAGES, greedily=True) for wire in ("vllm", "sglang"))
     outcome = suite.run(one, SHORT, against=other)
@@ -257,6 +258,7 @@ def test_an_id_without_a_token_may_have_any_text() -> None:
     assert outcome.tally.passed["text"] > 0
 
 
+@pytest.mark.suite
 def test_a_server_need_not_report_the_stop_string() -> None:
     """vLLM up to 0.31 does not on `/inference/v1/generate`; the answer's text shows it then."""
 
@@ -283,12 +285,10 @@ def _one_wire_each() -> list[Any]:
         by_name.setdefault(defect.name, []).append((defect, wire))
     step = 1 if EXAMPLES else 6
     chosen = [pairs[number % len(pairs)] for number, pairs in enumerate(by_name.values()) if number % step == 0]
-    return [
-        pytest.param(defect, wire, id=f"{defect.name}-{wire}", marks=() if number % 5 == 0 else pytest.mark.suite)
-        for number, (defect, wire) in enumerate(chosen)
-    ]
+    return [pytest.param(defect, wire, id=f"{defect.name}-{wire}") for defect, wire in chosen]
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize(("defect", "wire"), _one_wire_each())
 def test_a_planted_defect_is_noticed(defect: Defect, wire: str) -> None:
     profile = PROFILES["standard"] if defect.name in NEED_MORE_PROMPTS else ONE_PROMPT
@@ -326,6 +326,7 @@ def test_a_sound_server_of_another_mode_passes(number: int) -> None:
     assert verdict.caught_by is None, (wire, verdict.problem)
 
 
+@pytest.mark.suite
 def test_there_are_at_least_95_defects_on_all_wires() -> None:
     pairs = list(all_defects())
     assert len({defect.name for defect, _ in pairs}) >= 95
@@ -333,6 +334,7 @@ def test_there_are_at_least_95_defects_on_all_wires() -> None:
     assert {wire for _, wire in pairs} == set(SERVERS)
 
 
+@pytest.mark.suite
 def test_a_broken_law_is_shrunk_and_replayed() -> None:
     defect = next(defect for defect, _ in all_defects() if defect.name == "grammar-ignored")
     target = target_of("sglang", defect)
@@ -404,6 +406,7 @@ def test_a_truncated_call_is_closed_where_its_tags_are_tokens() -> None:
     assert len(results) == len(cuts)
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize(
     ("text", "opened", "tokens"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ from tito_conformance.checks import BrokenLawError
 from tito_conformance.generation import MAX_TRIES, Failure, shrink_moves
 from tito_conformance.testing import strategies
 from tito_conformance.testing.moves import Ask, Cancel, Cut, Edit, Force, Move
+
+pytestmark = pytest.mark.suite
 
 CONVERSATIONS = st.lists(strategies.moves(), min_size=1, max_size=16).map(tuple)
 

@@ -10,6 +10,8 @@ from conformance.defects.trial import try_defect
 from support.scripted import tokenizer
 from tito_conformance.checks import Profile
 
+pytestmark = pytest.mark.suite
+
 ALL = {defect.name: defect for defect in (*SERVERS_DEFECTS, *CLIENTS)}
 SMALL = Profile("small", 2, 4, 2)
 
@@ -20,7 +22,6 @@ def test_names_are_unique_and_each_says_what_it_is_after() -> None:
     assert all(defect.why for defect in ALL.values() if defect.hard)
 
 
-@pytest.mark.suite
 @pytest.mark.parametrize(
     ("name", "wire"),
     [

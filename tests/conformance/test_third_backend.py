@@ -16,6 +16,8 @@ from tito_conformance.report import did_not_apply, rows
 from tito_conformance.target import Target
 from tito_core.backend.registry import ENTRY_POINT_GROUP
 
+pytestmark = pytest.mark.suite
+
 HERE = Path(__file__).parent
 Lie = Callable[[dict[str, Any]], None]
 
@@ -40,7 +42,6 @@ def run(installed: None) -> Callable[[Lie | None, Profile], suite.Outcome]:
     return play
 
 
-@pytest.mark.suite
 def test_prompts_ids_logprobs_and_counts_are_checked_without_a_wire_reader(run: Any) -> None:
     outcome = run(None, PROFILES["quick"])
     assert outcome.sound, (str(outcome.broken), outcome.error)

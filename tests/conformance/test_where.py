@@ -14,6 +14,8 @@ from tito_conformance.checks import PROFILES, BrokenLawError, Where, checked, se
 from tito_conformance.testing.moves import Ask, Move, Sampling, Stream, Together
 from tito_core.backend.errors import ProtocolViolationError
 
+pytestmark = pytest.mark.suite
+
 
 def test_a_place_names_what_applies_only() -> None:
     where = Where(3, 5, 77, {"temperature": 0.5, "seed": None}, streamed=True)
@@ -91,7 +93,7 @@ def test_a_refused_response_among_others_has_its_own_place(name: str, moves: lis
         assert json.loads(body["sent"])["sampling_params"]["min_new_tokens"] == where.sampling["min_new_tokens"] > 0
 
 
-@pytest.mark.parametrize("profile", ["quick", pytest.param("production", marks=pytest.mark.suite)])
+@pytest.mark.parametrize("profile", ["quick", "production"])
 def test_a_finding_has_the_bodies_of_its_own_request(profile: str) -> None:
     """Also after the search for a smaller conversation, which the profile for others' servers leaves out."""
     defect = next(defect for defect, _ in all_defects() if defect.name == "cached-whole")

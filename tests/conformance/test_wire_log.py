@@ -19,6 +19,8 @@ from tito_conformance.wire import WireExchange
 from tito_core.backend import EngineConnectionError
 from tito_core.backend.generate import generate
 
+pytestmark = pytest.mark.suite
+
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("carried", [in_process, over_socket])

@@ -17,6 +17,8 @@ from testing.test_scripted_recordings import decoded, differences
 from tito_conformance.testing import HashPolicy, ImageSettings, Replay, ScriptedEngine, scripted_engine
 from tito_conformance.testing.pictures import BadImage, picture, pixels, place, png, same_pixels, size
 
+pytestmark = pytest.mark.suite
+
 RECORDINGS = [recording for kind in ("vllm", "sglang") for recording in load_images(kind)]
 KINDS = ("vllm", "sglang")
 IDS = [5, 6, PAD, 7, 8, 9, 10, 11]

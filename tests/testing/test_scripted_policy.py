@@ -16,6 +16,8 @@ from tito_conformance.testing.policy import _mix
 from tito_conformance.testing.script import mix64, settle
 from tito_conformance.testing.wire import bracketed
 
+pytestmark = pytest.mark.suite
+
 FEW = settings(max_examples=30)
 VOCAB, EOS = 300, (2, 7)
 POLICY = HashPolicy(VOCAB, eos_ids=EOS)

@@ -17,6 +17,8 @@ import pytest
 from support.wire_recordings import Recorded, Recording, load, trimmed
 from tito_conformance.testing import Fault, ScriptedEngine, first, from_function, scripted_engine
 
+pytestmark = pytest.mark.suite
+
 # Fields whose values only the server knows: only their type is compared.
 OWN = {
     "created",

@@ -42,6 +42,8 @@ from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure
 
+pytestmark = pytest.mark.suite
+
 Kind = Literal["vllm", "sglang"]
 Connect = Callable[[ScriptedEngine], AbstractAsyncContextManager[Client]]
 PATHS = {"vllm": "/v1/completions", "sglang": "/generate"}

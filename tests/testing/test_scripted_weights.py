@@ -12,6 +12,8 @@ from tito_conformance.testing import HashPolicy, InProcessTransport, ScriptedEng
 from tito_core.backend import OptionalOutputs, SamplingParams, TokenRequest, create_backend
 from tito_core.backend.generate import generate, score
 
+pytestmark = pytest.mark.suite
+
 PROMPT = np.arange(10, 74, dtype=np.int32)
 TOKENS = 40
 

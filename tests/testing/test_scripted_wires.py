@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from tito_conformance.testing import Completion, HashPolicy, Replay, ScriptedEngine, from_function, scripted_engine
 
+pytestmark = pytest.mark.suite
+
 Kind = Literal["vllm", "sglang"]
 KINDS: tuple[Kind, ...] = ("vllm", "sglang")
 FEW = settings(max_examples=25)

@@ -22,6 +22,8 @@ from support.scripted import backend_of, policy_of, tokenizer
 from tito_conformance.testing import InProcessTransport, Replay, first, moves, scripted_engine, strategies
 from tito_core.ledger import check_ledger
 
+pytestmark = pytest.mark.suite
+
 policy = cache(lambda: policy_of("sglang"))
 FEW = settings(max_examples=15, deadline=None)
 

@@ -16,6 +16,8 @@ from support.scripted import BACKENDS
 from tito_conformance.testing import Replay, WireKit, find_wire, installed_wires, scripted_engine, scripted_server
 from tito_conformance.wire import WireExchange, generations
 
+pytestmark = pytest.mark.suite
+
 TOY = """
 import json
 from tito_conformance.wire import WireGeneration

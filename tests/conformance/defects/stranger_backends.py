@@ -141,7 +141,6 @@ CLASSES = (
     *(LogprobsOneLate, FillsMissingStop, ForgetsTemperature, ForgetsStopIds, ForgetsMinTokens, TruncatesSeeds),
     *(TopPHardCoded, CachesAnswers, SharesItsBody, EchoesTheRequest, SamplesAgainForLogprobs, ScoresOneLate, Clamps),
 )
-SOUND_BACKEND = Planted("ToyBackend", 0, "No error.", wires=("toy",))
 BACKENDS = [
     Planted(each.__name__, 4, str(each.__doc__), real="third-party adapters", wires=("toy",)) for each in CLASSES
 ]

@@ -13,6 +13,8 @@ from tito_conformance.testing import THROTTLED, UNAVAILABLE, Fault, always
 from tito_core.backend import BackendError
 from tito_core.backend.generate import generate
 
+pytestmark = pytest.mark.suite
+
 CARRIERS: tuple[Callable[[Any], Any], ...] = (in_process, over_socket)
 FAULTS = {
     "none": Fault(),
