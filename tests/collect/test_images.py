@@ -27,7 +27,7 @@ WANTED = {(f"line-{line}", sample) for line in range(1, TASKS + 1) for sample in
 CALL = ids_of(call("look", "{}"), NAME)
 
 
-def served(kind: str) -> ScriptedServer:
+def served() -> ScriptedServer:
     """Return a server that reads pictures. By what it sees, its policy calls the tool, or samples a placeholder."""
     qwen = tokenizer(NAME)
     hashed = HashPolicy(len(qwen), alphabet=range(1000, 2000), eos_ids=[qwen.eos_token_id])
@@ -41,7 +41,7 @@ def served(kind: str) -> ScriptedServer:
         )
 
     answers.score, answers.top = hashed.score, hashed.top  # type: ignore[attr-defined]
-    return scripted_server(kind, answers, **shape())
+    return scripted_server("sglang", answers, **shape())
 
 
 @pytest.fixture(scope="module")
@@ -77,20 +77,19 @@ def expect_pictures(ledger: Ledger) -> int:
     return len(path.images)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_pictures_are_collected_resumed_verified_inspected_and_exported(
-    kind: str, tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+    tasks: Path, folder: str, tmp_path: Path, here: CliRunner
 ) -> None:
     out = tmp_path / "out"
-    with served(kind) as server:
+    with served() as server:
         half = tmp_path / "half.jsonl"
         half.write_text("".join(tasks.read_text().splitlines(keepends=True)[: TASKS // 2]))
         more = ("-n", "2", "--agent", "collect_agents:looking")
-        first = here.invoke(cli.app, command(kind, server, folder, half, out, *more))
+        first = here.invoke(cli.app, command("sglang", server, folder, half, out, *more))
         assert first.exit_code == 0, first.output
         early = [ledger.uuid for ledger in collected(out)]
         half.write_text(tasks.read_text())
-        second = here.invoke(cli.app, command(kind, server, folder, half, out, *more))
+        second = here.invoke(cli.app, command("sglang", server, folder, half, out, *more))
         assert second.exit_code == 0, second.output
         assert f"{2 * TASKS} of {2 * TASKS} rollouts are finished, {len(early)} of them by an earlier run" in (
             second.stderr
@@ -104,7 +103,7 @@ def test_pictures_are_collected_resumed_verified_inspected_and_exported(
         assert max(counts) > 1, "some call the tool"
         assert any(strays), "and some sample a placeholder"
         file = str(out / "rollouts-00001.tito")
-        url = ["--backend", kind, "--base-url", server.base_url]
+        url = ["--backend", "sglang", "--base-url", server.base_url]
         verified = here.invoke(cli.app, ["verify", file, *url])
         assert verified.exit_code == 0, verified.output
         assert f"hold on {2 * TASKS} ledgers" in verified.output

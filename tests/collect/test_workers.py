@@ -49,9 +49,8 @@ async def run_once(on: Policy, agent: Any, task: dict[str, Any] | None = None, *
     return result
 
 
-@by_kind
-async def test_a_run_returns_the_reward(kind: str) -> None:
-    result = await run_once(policy(kind, CALL, "It is 425."), collect_agents.run)
+async def test_a_run_returns_the_reward() -> None:
+    result = await run_once(policy("sglang", CALL, "It is 425."), collect_agents.run)
     ledger = result.ledger
     assert (result.termination, result.failure) == ("completed", None)
     assert len(ledger) == 2
@@ -65,9 +64,8 @@ async def test_a_run_returns_the_reward(kind: str) -> None:
     assert ledger.retained() == [], "a finished rollout is sealed"
 
 
-@by_kind
-async def test_a_factorys_agent_is_asked_the_prompt(kind: str) -> None:
-    on = policy(kind, "It is 425.")
+async def test_a_factorys_agent_is_asked_the_prompt() -> None:
+    on = policy("sglang", "It is 425.")
     for prompt in ("What is 25 * 17?", [{"text": "What is 25 * 17?"}]):
         result = await run_once(on, collect_agents.factory, {"prompt": prompt})
         assert (result.termination, result.failure) == ("completed", None)
@@ -170,7 +168,6 @@ class Stubborn(Provider):
             raise OSError("It does not stop.")
 
 
-@by_kind
 @pytest.mark.parametrize(
     ("returned", "reward", "annotations"),
     [
@@ -184,13 +181,13 @@ class Stubborn(Provider):
     ],
 )
 async def test_values_that_a_run_may_return(
-    kind: str, returned: Any, reward: float | None, annotations: Mapping[str, Any]
+    returned: Any, reward: float | None, annotations: Mapping[str, Any]
 ) -> None:
     async def run(model: Any, task: Any) -> Any:
         await Agent(model=model, callback_handler=None).invoke_async("Hello.")
         return returned
 
-    result = await run_once(policy(kind, "Yes."), run)
+    result = await run_once(policy("sglang", "Yes."), run)
     assert result.failure is None
     assert result.ledger.annotation("reward") == reward
     assert type(result.ledger.annotation("reward")) in (float, type(None))
@@ -237,9 +234,8 @@ async def test_a_reward_of_the_runs_own_is_checked_as_a_returned_one(
     assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [kept, kept]
 
 
-@by_kind
-async def test_bounds_end_a_rollout_that_is_finished(kind: str) -> None:
-    result = await run_once(policy(kind, "It is ..."), collect_agents.run, sampling={"max_new_tokens": 3})
+async def test_bounds_end_a_rollout_that_is_finished() -> None:
+    result = await run_once(policy("sglang", "It is ..."), collect_agents.run, sampling={"max_new_tokens": 3})
     assert (result.termination, result.failure, len(result.ledger)) == ("truncated", None, 1)
 
     async def limited(model: Any, task: Any) -> None:
@@ -251,15 +247,14 @@ async def test_bounds_end_a_rollout_that_is_finished(kind: str) -> None:
         )
         await agent.invoke_async("What is 25 * 17?")
 
-    result = await run_once(policy(kind, CALL), limited)
+    result = await run_once(policy("sglang", CALL), limited)
     assert (result.termination, result.failure, len(result.ledger)) == ("limit", None, 1)
-    result = await run_once(policy(kind, CALL, max_model_len=300), collect_agents.run, {"question": "word " * 400})
+    result = await run_once(policy("sglang", CALL, max_model_len=300), collect_agents.run, {"question": "word " * 400})
     assert (result.termination, result.failure, len(result.ledger)) == ("context", None, 0)
 
 
-@by_kind
-async def test_the_engines_and_the_agents_errors_are_failures(kind: str) -> None:
-    result = await run_once(policy(kind, "Yes.", fault=always(Fault(status=500))), collect_agents.run)
+async def test_the_engines_and_the_agents_errors_are_failures() -> None:
+    result = await run_once(policy("sglang", "Yes.", fault=always(Fault(status=500))), collect_agents.run)
     assert result.termination == "engine_error"
     assert result.failure is not None
     assert "ServerError" in result.failure.error + result.failure.traceback
@@ -268,7 +263,7 @@ async def test_the_engines_and_the_agents_errors_are_failures(kind: str) -> None
         await Agent(model=model, callback_handler=None).invoke_async("Hello.")
         raise KeyError("answer")
 
-    result = await run_once(policy(kind, "Yes."), broken)
+    result = await run_once(policy("sglang", "Yes."), broken)
     assert (result.termination, len(result.ledger)) == ("tool_error", 1)
     assert result.failure is not None
     assert result.failure.error == "KeyError: 'answer'"

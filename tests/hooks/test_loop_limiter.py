@@ -26,7 +26,6 @@ from tito_core.hooks import (
 from tito_core.ledger import check_ledger
 
 ADD = call("add", '{"a": 1, "b": 2}')
-by_kind = pytest.mark.parametrize("kind", BACKENDS)
 
 
 def complete(agent: Agent) -> None:
@@ -44,7 +43,6 @@ def results(agent: Agent) -> list[str]:
     return [block["toolResult"]["content"][0]["text"] for block in blocks if "toolResult" in block]
 
 
-@by_kind
 @pytest.mark.parametrize(
     ("limits", "error", "allowed", "reached", "turns"),
     [
@@ -58,9 +56,9 @@ def results(agent: Agent) -> list[str]:
     ],
 )
 async def test_a_limit_ends_the_loop_with_its_own_error_and_the_next_invocation_continues(
-    kind: str, limits: dict[str, int], error: type[LoopLimitReachedError], allowed: int, reached: int, turns: int
+    limits: dict[str, int], error: type[LoopLimitReachedError], allowed: int, reached: int, turns: int
 ) -> None:
-    rollout = observe(kind, ADD + ADD)
+    rollout = observe("vllm", ADD + ADD)
     limiter = LoopLimiter(**limits)
     agent = rollout.agent(hooks=[limiter])
     with pytest.raises(error) as caught:
@@ -80,9 +78,8 @@ async def test_a_limit_ends_the_loop_with_its_own_error_and_the_next_invocation_
     rollout.check()
 
 
-@by_kind
-async def test_an_answer_at_the_limit_is_an_answer(kind: str) -> None:
-    rollout = observe(kind, ADD, "So.")
+async def test_an_answer_at_the_limit_is_an_answer() -> None:
+    rollout = observe("vllm", ADD, "So.")
     limiter = LoopLimiter(max_tool_iters=2, max_tool_calls=2, max_messages=4)
     result = await rollout.agent(hooks=[limiter]).invoke_async("Add.")
     assert result.stop_reason == "end_turn"
@@ -163,9 +160,8 @@ async def test_a_direct_call_is_not_a_parallel_call() -> None:
     assert agent.tool.add(a=1, b=2)["content"] == [{"text": "3"}]
 
 
-@by_kind
-async def test_an_interrupt_and_its_resumption_are_one_iteration(kind: str) -> None:
-    rollout = observe(kind, ADD + call("add", '{"a": 3, "b": 4}') + ADD, "So.", "More.")
+async def test_an_interrupt_and_its_resumption_are_one_iteration() -> None:
+    rollout = observe("vllm", ADD + call("add", '{"a": 3, "b": 4}') + ADD, "So.", "More.")
     limiter = LoopLimiter(max_tool_iters=1, max_parallel_tool_calls=2)
     agent = rollout.agent(hooks=[limiter])
 
@@ -190,9 +186,8 @@ async def test_an_interrupt_and_its_resumption_are_one_iteration(kind: str) -> N
     rollout.check()
 
 
-@by_kind
-async def test_an_agent_as_a_tool_ends_at_its_own_limit_and_its_caller_reads_why(kind: str) -> None:
-    rollout = observe(kind, call("helper", '{"input": "Add."}'), ADD, "So.")
+async def test_an_agent_as_a_tool_ends_at_its_own_limit_and_its_caller_reads_why() -> None:
+    rollout = observe("vllm", call("helper", '{"input": "Add."}'), ADD, "So.")
     limiter = LoopLimiter(max_tool_iters=1)
     helper = rollout.agent(name="helper", hooks=[limiter])
     agent = rollout.agent(tools=[helper.as_tool()])
@@ -204,9 +199,8 @@ async def test_an_agent_as_a_tool_ends_at_its_own_limit_and_its_caller_reads_why
     rollout.check(in_order=False)
 
 
-@by_kind
-async def test_agents_that_share_a_limiter_share_its_limits(kind: str) -> None:
-    rollout = observe(kind, call("helper", '{"input": "Add."}'), ADD, "So.")
+async def test_agents_that_share_a_limiter_share_its_limits() -> None:
+    rollout = observe("vllm", call("helper", '{"input": "Add."}'), ADD, "So.")
     limiter = LoopLimiter(max_tool_calls=2)
     helper = rollout.agent(name="helper", hooks=[limiter])
     agent = rollout.agent(tools=[helper.as_tool()], hooks=[limiter])

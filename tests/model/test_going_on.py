@@ -15,12 +15,11 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
 
-from support.scripted import BACKENDS, Says, call, model_of
+from support.scripted import Says, call, model_of
 from tito_core import store
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.ledger import check_ledger
 
-pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 ADVICE = re.compile(r"agent\.messages\S* = \[?\{'text': '\.\.\.'\}\]?|del agent\.messages\[[^\]]*\]")
 
 
@@ -31,13 +30,13 @@ def follow_advice(agent: Agent, error: BaseException) -> None:
     exec(statement[0], {"agent": agent})  # as a user would type it
 
 
-def agent_of(kind: str, *answers: Any, result: Any = None, **options: Any) -> tuple[Agent, Any]:
+def agent_of(*answers: Any, result: Any = None, **options: Any) -> tuple[Agent, Any]:
     @tool
     def look() -> Any:
         """Look."""
         return result
 
-    model = model_of(kind, Says(*answers), **options)
+    model = model_of("vllm", Says(*answers), **options)
     agent = Agent(model=model, tools=[look], callback_handler=None, conversation_manager=NullConversationManager())
     return agent, model
 
@@ -49,8 +48,8 @@ VIDEO = {"video": {"format": "mp4", "source": {"bytes": b"a"}}}
 
 @pytest.mark.parametrize("block", [IMAGE, DOCUMENT, VIDEO], ids=["image", "document", "video"])
 @pytest.mark.parametrize("with_text", [True, False])
-async def test_an_unsupported_block_of_a_user_message(kind: str, block: Any, with_text: bool) -> None:
-    agent, model = agent_of(kind, "One.", "Two.", "Three.")
+async def test_an_unsupported_block_of_a_user_message(block: Any, with_text: bool) -> None:
+    agent, model = agent_of("One.", "Two.", "Three.")
     await agent.invoke_async("First?")
     content = [{"text": "What is this?"}, block] if with_text else [block]
     with pytest.raises(UnsupportedContentError) as caught:
@@ -77,8 +76,8 @@ async def test_an_unsupported_block_of_a_user_message(kind: str, block: Any, wit
         ([{"json": {"x": {1, 2}}}], r"\['json'\]\['x'\] is of type set"),
     ],
 )
-async def test_an_unsupported_block_of_a_tool_result(kind: str, content: Any, words: str) -> None:
-    agent, model = agent_of(kind, call("look", "{}"), "Seen.", result={"status": "success", "content": [*content]})
+async def test_an_unsupported_block_of_a_tool_result(content: Any, words: str) -> None:
+    agent, model = agent_of(call("look", "{}"), "Seen.", result={"status": "success", "content": [*content]})
     with pytest.raises(EventLoopException, match=words) as caught:
         await agent.invoke_async("Look.")
     assert len(model.ledger) == 1
@@ -87,8 +86,8 @@ async def test_an_unsupported_block_of_a_tool_result(kind: str, content: Any, wo
     assert [turn.parent for turn in model.ledger] == [None, 0]
 
 
-async def test_a_question_that_does_not_fit(kind: str) -> None:
-    agent, model = agent_of(kind, "One.", "Two.", max_model_len=600)
+async def test_a_question_that_does_not_fit() -> None:
+    agent, model = agent_of("One.", "Two.", max_model_len=600)
     await agent.invoke_async("First?")
     with pytest.raises(ContextWindowOverflowException, match=r"'text' in message 2 \(user\)") as caught:
         await agent.invoke_async("word " * 2000)
@@ -99,8 +98,8 @@ async def test_a_question_that_does_not_fit(kind: str) -> None:
 
 
 @pytest.mark.parametrize("size", [2_000, 40_000])
-async def test_a_tools_result_that_does_not_fit(kind: str, size: int) -> None:
-    agent, model = agent_of(kind, call("look", "{}"), "Seen.", result="word " * size, max_model_len=600)
+async def test_a_tools_result_that_does_not_fit(size: int) -> None:
+    agent, model = agent_of(call("look", "{}"), "Seen.", result="word " * size, max_model_len=600)
     with pytest.raises(ContextWindowOverflowException, match=r"'toolResult' in message 2 \(user\)") as caught:
         await agent.invoke_async("Look.")
     assert len(model.ledger) == 1
@@ -109,8 +108,8 @@ async def test_a_tools_result_that_does_not_fit(kind: str, size: int) -> None:
     assert [turn.parent for turn in model.ledger] == [None, 0]
 
 
-async def test_a_long_history_without_a_longest_part(kind: str) -> None:
-    agent, model = agent_of(kind, "Yes.", max_model_len=620)
+async def test_a_long_history_without_a_longest_part() -> None:
+    agent, model = agent_of("Yes.", max_model_len=620)
 
     async def ask_repeatedly() -> None:
         for number in range(50):
@@ -125,8 +124,8 @@ async def test_a_long_history_without_a_longest_part(kind: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["system_prompt", "tools"])
-async def test_a_system_prompt_or_tools_that_do_not_fit(kind: str, part: str) -> None:
-    agent, model = agent_of(kind, "Yes.", max_model_len=600)
+async def test_a_system_prompt_or_tools_that_do_not_fit(part: str) -> None:
+    agent, model = agent_of("Yes.", max_model_len=600)
     if part == "system_prompt":
         agent.system_prompt = "word " * 2000
     else:
@@ -145,7 +144,7 @@ JSON = st.recursive(
 )
 
 
-def test_what_json_a_policy_called_a_tool_with_stays_legal(kind: str, tmp_path: Path) -> None:
+def test_what_json_a_policy_called_a_tool_with_stays_legal(tmp_path: Path) -> None:
     """In the call, in the tool's result, rendered again on a branch, and in the file."""
 
     @settings(deadline=None, max_examples=30)
@@ -153,7 +152,7 @@ def test_what_json_a_policy_called_a_tool_with_stays_legal(kind: str, tmp_path: 
     def holds(value: Any) -> None:
         written = call("look", json.dumps({"at": [value]}))
         model = model_of(
-            kind, Says(written, "One.", "Two."), sampling={"max_new_tokens": 99_999}, max_model_len=999_999
+            "vllm", Says(written, "One.", "Two."), sampling={"max_new_tokens": 99_999}, max_model_len=999_999
         )
         seen: list[Any] = []
 

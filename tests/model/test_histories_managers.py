@@ -14,15 +14,13 @@ from strands.types.exceptions import MaxTokensReachedException
 
 from support.conversations import answer, calls, results, user
 from support.histories import ObservedRollout, add, observe
-from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
+from support.scripted import Says, backend_of, call, engine_of, tokenizer
 from tito_conformance.testing import THROTTLED, at
 from tito_core import Policy
 from tito_core.backend import ThrottledError
 from tito_core.ledger.turn import Finish
 from tito_core.termination import Termination, termination_of
 from tito_core.turn.request import TrimmedHistoryError, _missing
-
-pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
 
 @tool
@@ -39,8 +37,8 @@ def trims(rollout: ObservedRollout) -> dict[int, Any]:
     return {index: branch for index, branch in rollout.branches.items() if branch[0] == "TRIM"}
 
 
-async def test_the_default_window_trims_after_forty_messages_and_each_trim_is_a_root(kind: str) -> None:
-    rollout = observe(kind, *(f"Answer {i}." for i in range(24)))
+async def test_the_default_window_trims_after_forty_messages_and_each_trim_is_a_root() -> None:
+    rollout = observe("sglang", *(f"Answer {i}." for i in range(24)))
     agent = rollout.agent()
     for i in range(24):
         await agent.invoke_async(f"Question {i}?")
@@ -52,9 +50,9 @@ async def test_the_default_window_trims_after_forty_messages_and_each_trim_is_a_
     assert [len(trajectory.turns) for trajectory in trajectories] == [21, 1, 1, 1]
 
 
-async def test_a_window_with_tools_trims_in_mid_invocation(kind: str) -> None:
+async def test_a_window_with_tools_trims_in_mid_invocation() -> None:
     rounds = [call("add", f'{{"a": {i}, "b": 1}}') for i in range(30)]
-    rollout = observe(kind, *rounds, "Done.", "Well.", max_model_len=8192)
+    rollout = observe("sglang", *rounds, "Done.", "Well.", max_model_len=8192)
     manager = SlidingWindowConversationManager(window_size=20, per_turn=True)
     agent = rollout.agent(conversation_manager=manager)
     await agent.invoke_async("Count.")
@@ -64,8 +62,8 @@ async def test_a_window_with_tools_trims_in_mid_invocation(kind: str) -> None:
     rollout.check()
 
 
-async def test_a_pinned_first_message_stays_and_the_trim_is_after_it(kind: str) -> None:
-    rollout = observe(kind, *(f"Answer {i}." for i in range(6)))
+async def test_a_pinned_first_message_stays_and_the_trim_is_after_it() -> None:
+    rollout = observe("sglang", *(f"Answer {i}." for i in range(6)))
     agent = rollout.agent(conversation_manager=SlidingWindowConversationManager(window_size=6, pin_first=1))
     for i in range(6):
         await agent.invoke_async(f"Question {i}?")
@@ -83,12 +81,12 @@ NO_QUESTION = (
 
 @pytest.mark.parametrize("pinned", [None, 1])
 async def test_a_trimmed_history_that_the_template_cannot_show_is_named_and_ends_for_context(
-    kind: str, pinned: int | None
+    pinned: int | None,
 ) -> None:
     made = copy(tokenizer())
     made.chat_template = NO_QUESTION + made.chat_template
     says = Says(*[call("add", f'{{"a": {i}, "b": 1}}') for i in range(6)], "Done.")
-    policy = Policy.connect(backend=backend_of(engine_of(kind, says), kind), tokenizer=made)
+    policy = Policy.connect(backend=backend_of(engine_of("sglang", says), "sglang"), tokenizer=made)
     model = policy.model()
     manager = SlidingWindowConversationManager(window_size=6, per_turn=True, pin_first=pinned)
     agent = Agent(model=model, tools=[add], conversation_manager=manager, callback_handler=None)
@@ -107,7 +105,7 @@ async def test_a_trimmed_history_that_the_template_cannot_show_is_named_and_ends
     assert len(says.requests) == len(model.ledger) == 3
 
 
-def test_what_a_history_lacks_is_named(kind: str) -> None:
+def test_what_a_history_lacks_is_named() -> None:
     [called], shown = calls(("look", {})), results("a")
     call_id = called["content"][0]["toolUse"]["toolUseId"]
     assert _missing([user("a"), called, shown, answer("b"), user("c")]) is None
@@ -117,9 +115,9 @@ def test_what_a_history_lacks_is_named(kind: str) -> None:
     assert _missing([user("a"), called, user("b")]) == f"the result of the tool call {call_id!r} before message 2"
 
 
-async def test_on_overflow_the_oldest_result_is_truncated_in_place_and_then_messages_are_trimmed(kind: str) -> None:
+async def test_on_overflow_the_oldest_result_is_truncated_in_place_and_then_messages_are_trimmed() -> None:
     answers = [call("read", f'{{"page": {i}}}') for i in range(4)]
-    rollout = observe(kind, *answers, "Done.", "Well.", max_model_len=2300, sampling={"max_new_tokens": 60})
+    rollout = observe("sglang", *answers, "Done.", "Well.", max_model_len=2300, sampling={"max_new_tokens": 60})
     agent = rollout.agent(tools=[read])
     await agent.invoke_async("Read it all.")
     held = str(agent.messages)
@@ -130,8 +128,8 @@ async def test_on_overflow_the_oldest_result_is_truncated_in_place_and_then_mess
     rollout.check()
 
 
-async def test_a_trim_on_overflow_is_retried_by_strands(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "Three.", "Four.", max_model_len=500, sampling={"max_new_tokens": 20})
+async def test_a_trim_on_overflow_is_retried_by_strands() -> None:
+    rollout = observe("sglang", "One.", "Two.", "Three.", "Four.", max_model_len=500, sampling={"max_new_tokens": 20})
     agent = rollout.agent(tools=[])
     for i in range(4):
         await agent.invoke_async(f"{i} " + "word " * 120)
@@ -140,8 +138,8 @@ async def test_a_trim_on_overflow_is_retried_by_strands(kind: str) -> None:
     rollout.check()
 
 
-async def test_several_messages_replaced_by_one_are_a_summary_even_among_equal_answers(kind: str) -> None:
-    rollout = observe(kind, "Ok.")
+async def test_several_messages_replaced_by_one_are_a_summary_even_among_equal_answers() -> None:
+    rollout = observe("sglang", "Ok.")
     agent = rollout.agent()
     for question in ("First?", "Go on.", "Go on.", "Go on."):
         await agent.invoke_async(question)
@@ -155,11 +153,11 @@ async def test_several_messages_replaced_by_one_are_a_summary_even_among_equal_a
 
 
 @pytest.mark.parametrize("keep", [2, 3])
-async def test_summarising_is_a_side_call_and_a_summary(kind: str, keep: int) -> None:
+async def test_summarising_is_a_side_call_and_a_summary(keep: int) -> None:
     def answer(request: Any) -> str:
         return "They counted." if len(rollout.script.requests) == 5 else f"Answer {len(rollout.script.requests)}."
 
-    rollout = observe(kind, answer, max_model_len=420, sampling={"max_new_tokens": 20})
+    rollout = observe("sglang", answer, max_model_len=420, sampling={"max_new_tokens": 20})
     manager = SummarizingConversationManager(
         summary_ratio=0.7, preserve_recent_messages=keep, summarization_system_prompt="Sum up."
     )
@@ -172,9 +170,9 @@ async def test_summarising_is_a_side_call_and_a_summary(kind: str, keep: int) ->
 
 
 @pytest.mark.parametrize("proactive", [False, True])
-async def test_only_proactive_compression_leaves_room_for_an_answer_near_the_limit(proactive: bool, kind: str) -> None:
+async def test_only_proactive_compression_leaves_room_for_an_answer_near_the_limit(proactive: bool) -> None:
     """A reactive manager waits for an overflow; until then an answer is cut off where the context ends."""
-    rollout = observe(kind, *["word " * 30] * 30, max_model_len=420, sampling={"max_new_tokens": 60})
+    rollout = observe("sglang", *["word " * 30] * 30, max_model_len=420, sampling={"max_new_tokens": 60})
     options: Any = {"proactive_compression": {"compression_threshold": 0.6}} if proactive else {}
     manager = SummarizingConversationManager(
         summary_ratio=0.7, preserve_recent_messages=2, summarization_system_prompt="Sum up.", **options
@@ -188,9 +186,9 @@ async def test_only_proactive_compression_leaves_room_for_an_answer_near_the_lim
     rollout.check()
 
 
-async def test_the_automatic_context_manager_offloads_and_summarises(kind: str) -> None:
+async def test_the_automatic_context_manager_offloads_and_summarises() -> None:
     answers = [call("read", f'{{"page": {i}}}') for i in range(3)]
-    rollout = observe(kind, *answers, *(f"Answer {i}." for i in range(40)), max_model_len=3400)
+    rollout = observe("sglang", *answers, *(f"Answer {i}." for i in range(40)), max_model_len=3400)
     rollout.model.update_config(max_new_tokens=60)
     agent = rollout.agent(tools=[read], context_manager="auto")
     await agent.invoke_async("Read it all.")
@@ -205,9 +203,9 @@ async def test_the_automatic_context_manager_offloads_and_summarises(kind: str) 
     rollout.check()
 
 
-async def test_retries_of_a_users_hook_leave_no_trace(kind: str) -> None:
+async def test_retries_of_a_users_hook_leave_no_trace() -> None:
     longer_than_the_patience = dict.fromkeys(range(1, 40), THROTTLED)
-    rollout = observe(kind, "One.", "Two.", fault=at(longer_than_the_patience))
+    rollout = observe("sglang", "One.", "Two.", fault=at(longer_than_the_patience))
     agent = rollout.agent()
     failures: list[Exception | None] = []
 

@@ -11,7 +11,7 @@ from strands.vended_plugins.context_injector import ContextInjector
 
 from support.conversations import user
 from support.histories import add, observe
-from support.scripted import BACKENDS, STRANDS, Says, call, model_of, tokenizer
+from support.scripted import STRANDS, Says, call, model_of, tokenizer
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import check_ledger
 from tito_core.turn.inputs import TurnInput
@@ -20,16 +20,14 @@ if STRANDS < (1, 62):
     pytest.skip(f"Strands has middleware from 1.62 on, and this is {STRANDS}", allow_module_level=True)
 from strands.middleware import InvokeModelStage
 
-pytestmark = pytest.mark.parametrize("kind", BACKENDS)
-
 
 async def ask(agent: Any, *questions: str) -> None:
     for question in questions:
         await agent.invoke_async(question)
 
 
-async def test_a_message_shown_for_one_call_only_is_left_out_of_the_next(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "Three.")
+async def test_a_message_shown_for_one_call_only_is_left_out_of_the_next() -> None:
+    rollout = observe("vllm", "One.", "Two.", "Three.")
     agent = rollout.agent()
     agent.add_middleware(
         InvokeModelStage.Input,
@@ -42,11 +40,9 @@ async def test_a_message_shown_for_one_call_only_is_left_out_of_the_next(kind: s
 
 
 @pytest.mark.parametrize("trigger", ["everyTurn", "userTurn"])
-async def test_what_strands_injects_for_one_call_stays_on_the_path_and_is_not_part_of_the_history(
-    kind: str, trigger: Any
-) -> None:
+async def test_what_strands_injects_for_one_call_stays_on_the_path_and_is_not_part_of_the_history(trigger: Any) -> None:
     rounds = [call("add", f'{{"a": {i}, "b": 1}}') for i in range(3)]
-    model = model_of(kind, Says(*rounds, "Three.", "Fine."), history="error")
+    model = model_of("vllm", Says(*rounds, "Three.", "Fine."), history="error")
     injector = ContextInjector(lambda context: f"<now>{len(context.messages)}</now>", trigger=trigger)
     agent = Agent(model=model, tools=[add], callback_handler=None, plugins=[injector])
     await ask(agent, "Count.", "Well?")
@@ -59,8 +55,8 @@ async def test_what_strands_injects_for_one_call_stays_on_the_path_and_is_not_pa
     assert trajectory.loss_mask.astype(int).sum() == sum(len(turn.draft.output_ids) for turn in model.ledger)
 
 
-async def test_a_question_asked_again_with_another_injection_is_a_retry(kind: str) -> None:
-    model = model_of(kind, Says("One.", "Uno."))
+async def test_a_question_asked_again_with_another_injection_is_a_retry() -> None:
+    model = model_of("vllm", Says("One.", "Uno."))
     for injected in ("a", "b"):
         messages: Any = [{"role": "user", "content": [{"text": "First?"}, {"text": injected}]}]
         async for _ in model.stream(messages, dynamic_trailing_blocks=1, model_state={}):
@@ -71,14 +67,14 @@ async def test_a_question_asked_again_with_another_injection_is_a_retry(kind: st
 
 
 @pytest.mark.parametrize("count", [-1, True, "1", 0.5])
-def test_a_number_of_injected_blocks_is_checked(kind: str, count: Any) -> None:
+def test_a_number_of_injected_blocks_is_checked(count: Any) -> None:
     with pytest.raises(InvalidValueError, match="dynamic_trailing_blocks must be a number of blocks"):
-        model_of(kind, Says("One.")).stream([user("a")], dynamic_trailing_blocks=count)
+        model_of("vllm", Says("One.")).stream([user("a")], dynamic_trailing_blocks=count)
     assert TurnInput([user("a")], injected=5).history == [{"role": "user", "content": []}]
 
 
-async def test_middleware_that_calls_twice_is_a_retry(kind: str) -> None:
-    rollout = observe(kind, "One.", "Uno.", "Two.", "Due.")
+async def test_middleware_that_calls_twice_is_a_retry() -> None:
+    rollout = observe("vllm", "One.", "Uno.", "Two.", "Due.")
     agent = rollout.agent()
 
     async def twice(context: Any, next_fn: Any) -> Any:

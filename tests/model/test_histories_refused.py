@@ -10,14 +10,11 @@ from strands.hooks import AfterModelCallEvent
 
 from support.conversations import answer, user
 from support.histories import ObservedRollout, observe
-from support.scripted import BACKENDS
 from tito_core.turn.branch import HistoryChangedError
 
-pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
-
-async def two_turns(kind: str, **options: Any) -> tuple[ObservedRollout, Any]:
-    rollout = observe(kind, "One.", "Two.", "Three.", history="error", **options)
+async def two_turns(**options: Any) -> tuple[ObservedRollout, Any]:
+    rollout = observe("sglang", "One.", "Two.", "Three.", history="error", **options)
     agent = rollout.agent()
     await agent.invoke_async("First?")
     await agent.invoke_async("Second?")
@@ -106,8 +103,8 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "pattern"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
-async def test_each_change_raises_before_anything_is_sent(kind: str, change: Any, pattern: str) -> None:
-    rollout, agent = await two_turns(kind)
+async def test_each_change_raises_before_anything_is_sent(change: Any, pattern: str) -> None:
+    rollout, agent = await two_turns()
     change(agent)
     with pytest.raises(HistoryChangedError, match=pattern):
         await agent.invoke_async("Third?")
@@ -117,8 +114,8 @@ async def test_each_change_raises_before_anything_is_sent(kind: str, change: Any
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-async def test_a_retry_names_the_answer_that_it_repeats(kind: str, depth: int) -> None:
-    rollout, agent = await two_turns(kind)
+async def test_a_retry_names_the_answer_that_it_repeats(depth: int) -> None:
+    rollout, agent = await two_turns()
     del agent.messages[depth:]
     named = rf"message {depth + 1} \(assistant\) would be sampled again: '(One|Two)\..*model\.reset\(\).*history='fork'"
     with pytest.raises(HistoryChangedError, match=named):
@@ -126,16 +123,16 @@ async def test_a_retry_names_the_answer_that_it_repeats(kind: str, depth: int) -
     assert len(rollout.script.requests) == 2
 
 
-async def test_an_answer_that_is_asked_for_again_without_a_question_is_missing(kind: str) -> None:
-    rollout, agent = await two_turns(kind)
+async def test_an_answer_that_is_asked_for_again_without_a_question_is_missing() -> None:
+    rollout, agent = await two_turns()
     del agent.messages[2:]
     with pytest.raises(HistoryChangedError, match=r"message 2 \(user\) is missing: 'Second\?' \(rewind, from turn 0"):
         await agent.invoke_async(None)
     assert len(rollout.script.requests) == 2
 
 
-async def test_a_hooks_retry_is_refused(kind: str) -> None:
-    rollout, agent = await two_turns(kind)
+async def test_a_hooks_retry_is_refused() -> None:
+    rollout, agent = await two_turns()
     again = [True]
     agent.hooks.add_callback(AfterModelCallEvent, lambda event: setattr(event, "retry", bool(again and again.pop())))
     with pytest.raises(HistoryChangedError, match=r"message 5 \(assistant\) .*: 'Three\.'"):
@@ -143,8 +140,8 @@ async def test_a_hooks_retry_is_refused(kind: str) -> None:
     assert rollout.parents == [None, 0, 1]
 
 
-async def test_the_window_is_refused(kind: str) -> None:
-    rollout = observe(kind, *(f"Answer {i}." for i in range(3)), history="error")
+async def test_the_window_is_refused() -> None:
+    rollout = observe("sglang", *(f"Answer {i}." for i in range(3)), history="error")
     agent = rollout.agent(conversation_manager=SlidingWindowConversationManager(window_size=4))
     for i in range(3):
         await agent.invoke_async(f"Question {i}?")
@@ -153,8 +150,8 @@ async def test_the_window_is_refused(kind: str) -> None:
     assert len(rollout.script.requests) == 3
 
 
-async def test_a_change_that_is_undone_continues(kind: str) -> None:
-    rollout, agent = await two_turns(kind)
+async def test_a_change_that_is_undone_continues() -> None:
+    rollout, agent = await two_turns()
     edit(agent)
     with pytest.raises(HistoryChangedError):
         await agent.invoke_async("Third?")
@@ -164,8 +161,8 @@ async def test_a_change_that_is_undone_continues(kind: str) -> None:
     assert len(rollout.check()) == 1
 
 
-async def test_separate_agents_and_side_calls_do_not_raise(kind: str) -> None:
-    rollout, agent = await two_turns(kind)
+async def test_separate_agents_and_side_calls_do_not_raise() -> None:
+    rollout, agent = await two_turns()
     other = rollout.agent()
     await other.invoke_async("First?")
     seeded = rollout.agent(messages=[*agent.messages[:2]])

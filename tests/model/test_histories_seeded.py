@@ -8,9 +8,7 @@ import pytest
 
 from support.conversations import answer, calls, results, user
 from support.histories import observe
-from support.scripted import BACKENDS, call
-
-pytestmark = pytest.mark.parametrize("kind", BACKENDS)
+from support.scripted import call
 
 SEEDS: dict[str, Any] = {
     "text": [user("Hi?"), answer("Hello.")],
@@ -33,8 +31,8 @@ SEEDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["smollm2", "qwen3-tiny"])
-async def test_a_seeded_history_is_the_first_prompt_and_is_continued(kind: str, seed: str, name: str) -> None:
-    rollout = observe(kind, "One.", call("add", '{"a": 1, "b": 2}'), "Three.", name=name)
+async def test_a_seeded_history_is_the_first_prompt_and_is_continued(seed: str, name: str) -> None:
+    rollout = observe("vllm", "One.", call("add", '{"a": 1, "b": 2}'), "Three.", name=name)
     agent = rollout.agent(messages=[*SEEDS[seed]])
     await agent.invoke_async("First?")
     await agent.invoke_async("Second?")
@@ -43,8 +41,8 @@ async def test_a_seeded_history_is_the_first_prompt_and_is_continued(kind: str, 
     assert len(rollout.check()) == 1
 
 
-async def test_an_agent_seeded_with_anothers_edited_history_is_linked_to_where_they_part(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "Other.")
+async def test_an_agent_seeded_with_anothers_edited_history_is_linked_to_where_they_part() -> None:
+    rollout = observe("vllm", "One.", "Two.", "Other.")
     first = rollout.agent()
     await first.invoke_async("First?")
     await first.invoke_async("Second?")

@@ -11,10 +11,8 @@ from strands.multiagent import GraphBuilder, Swarm
 
 from support.conversations import user
 from support.histories import observe
-from support.scripted import BACKENDS, call, tokenizer
+from support.scripted import call, tokenizer
 from tito_core.model import SeveralTrajectoriesError
-
-pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
 
 def same_for_everybody(request: Any) -> str:
@@ -28,8 +26,8 @@ def same_for_everybody(request: Any) -> str:
     return "Same." if asked_for else call("add", '{"a": 1, "b": 2}')
 
 
-async def test_eight_identical_agents_at_temperature_nought_stay_eight(kind: str) -> None:
-    rollout = observe(kind, same_for_everybody, latency=0.01, sampling={"temperature": 0})
+async def test_eight_identical_agents_at_temperature_nought_stay_eight() -> None:
+    rollout = observe("sglang", same_for_everybody, latency=0.01, sampling={"temperature": 0})
     agents = [rollout.agent() for _ in range(8)]
     for _ in range(2):
         await asyncio.gather(*(agent.invoke_async("Hello?") for agent in agents))
@@ -42,9 +40,9 @@ async def test_eight_identical_agents_at_temperature_nought_stay_eight(kind: str
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-async def test_a_sub_agent_as_a_tool_on_the_same_model_is_a_separate_root(kind: str, keeps: bool) -> None:
+async def test_a_sub_agent_as_a_tool_on_the_same_model_is_a_separate_root(keeps: bool) -> None:
     rollout = observe(
-        kind,
+        "sglang",
         call("helper", '{"input": "One?"}'),
         "Helped.",
         call("helper", '{"input": "Two?"}'),
@@ -60,8 +58,8 @@ async def test_a_sub_agent_as_a_tool_on_the_same_model_is_a_separate_root(kind: 
     rollout.check()
 
 
-async def test_a_graph_of_agents_on_one_model(kind: str) -> None:
-    rollout = observe(kind, "Planned.", "Checked.", "Written.", latency=0.01)
+async def test_a_graph_of_agents_on_one_model() -> None:
+    rollout = observe("sglang", "Planned.", "Checked.", "Written.", latency=0.01)
     builder = GraphBuilder()
     for name in ("plan", "check", "write"):
         builder.add_node(rollout.agent(name=name, tools=[]), name)
@@ -76,9 +74,9 @@ async def test_a_graph_of_agents_on_one_model(kind: str) -> None:
     rollout.check(in_order=False)
 
 
-async def test_a_swarm_of_agents_on_one_model(kind: str) -> None:
+async def test_a_swarm_of_agents_on_one_model() -> None:
     handoff = call("handoff_to_agent", '{"agent_name": "writer", "message": "Write it."}')
-    rollout = observe(kind, handoff, "Handed over.", "Written.")
+    rollout = observe("sglang", handoff, "Handed over.", "Written.")
     planner, writer = (rollout.agent(name=name, tools=[]) for name in ("planner", "writer"))
     result = await Swarm([planner, writer]).invoke_async("Do it.")
     assert str(result.status).endswith("COMPLETED")
@@ -87,8 +85,8 @@ async def test_a_swarm_of_agents_on_one_model(kind: str) -> None:
     rollout.check(in_order=False)
 
 
-async def test_trajectory_raises_with_several_and_lists_them(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "Three.")
+async def test_trajectory_raises_with_several_and_lists_them() -> None:
+    rollout = observe("sglang", "One.", "Two.", "Three.")
     agent = rollout.agent()
     await agent.invoke_async("First?")
     assert rollout.model.trajectory.turns == (0,)

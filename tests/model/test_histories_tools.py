@@ -11,10 +11,8 @@ from strands import tool
 from strands.hooks import AfterToolsEvent, BeforeToolCallEvent
 
 from support.histories import observe
-from support.scripted import BACKENDS, Says, call, ids_of, structured
+from support.scripted import Says, call, ids_of, structured
 from tito_conformance.testing import Completion, ScriptedRequest
-
-pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
 
 @tool
@@ -37,8 +35,8 @@ def give(what: str) -> Any:
 
 
 @pytest.mark.parametrize("what", ["nothing", "blank", "json", "both", "error", "raise"])
-async def test_every_kind_of_result_is_continued(kind: str, what: str) -> None:
-    rollout = observe(kind, call("give", f'{{"what": "{what}"}}'), "So.", "More.")
+async def test_every_kind_of_result_is_continued(what: str) -> None:
+    rollout = observe("sglang", call("give", f'{{"what": "{what}"}}'), "So.", "More.")
     agent = rollout.agent(tools=[give])
     await agent.invoke_async("Give.")
     await agent.invoke_async("And?")
@@ -47,14 +45,14 @@ async def test_every_kind_of_result_is_continued(kind: str, what: str) -> None:
     rollout.check()
 
 
-async def test_parallel_results_read_in_the_order_of_their_calls_whatever_order_they_come_in(kind: str) -> None:
+async def test_parallel_results_read_in_the_order_of_their_calls_whatever_order_they_come_in() -> None:
     answers = [
         call("give", '{"what": "both"}'),
         call("add.x", "{}"),
         call("add", '{"a": 1, "b": 2}'),
         call("nope", "{}"),
     ]
-    rollout = observe(kind, "".join(answers), "So.", "More.")
+    rollout = observe("sglang", "".join(answers), "So.", "More.")
     agent = rollout.agent(tools=[give, *rollout.agent().tool_registry.registry.values()])
     await agent.invoke_async("Do it all.")
     uses = [block["toolUse"]["toolUseId"] for block in agent.messages[1]["content"]]
@@ -66,8 +64,8 @@ async def test_parallel_results_read_in_the_order_of_their_calls_whatever_order_
     rollout.check()
 
 
-async def test_results_that_a_hook_reverses_are_rendered_in_the_order_of_the_calls(kind: str) -> None:
-    rollout = observe(kind, call("add", '{"a": 1, "b": 2}') + call("add", '{"a": 3, "b": 4}'), "So.", "More.")
+async def test_results_that_a_hook_reverses_are_rendered_in_the_order_of_the_calls() -> None:
+    rollout = observe("sglang", call("add", '{"a": 1, "b": 2}') + call("add", '{"a": 3, "b": 4}'), "So.", "More.")
     agent = rollout.agent()
     agent.hooks.add_callback(AfterToolsEvent, lambda event: event.message["content"].reverse())
     await agent.invoke_async("Add.")
@@ -78,8 +76,8 @@ async def test_results_that_a_hook_reverses_are_rendered_in_the_order_of_the_cal
 
 
 @pytest.mark.parametrize("value", [1, 1.0, True])
-async def test_one_and_one_point_zero_and_true_are_three_inputs(kind: str, value: Any) -> None:
-    rollout = observe(kind, call("add", '{"a": 1, "b": 2}'), "Three.", "More.")
+async def test_one_and_one_point_zero_and_true_are_three_inputs(value: Any) -> None:
+    rollout = observe("sglang", call("add", '{"a": 1, "b": 2}'), "Three.", "More.")
     agent = rollout.agent()
     await agent.invoke_async("1 + 2?")
     agent.messages[1]["content"][0]["toolUse"]["input"]["a"] = value
@@ -90,8 +88,8 @@ async def test_one_and_one_point_zero_and_true_are_three_inputs(kind: str, value
     rollout.check()
 
 
-async def test_a_direct_tool_call_before_all_questions_is_part_of_the_first_prompt(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.")
+async def test_a_direct_tool_call_before_all_questions_is_part_of_the_first_prompt() -> None:
+    rollout = observe("sglang", "One.", "Two.")
     agent = rollout.agent()
     agent.tool.add(a=1, b=2)
     await agent.invoke_async("First?")
@@ -101,8 +99,8 @@ async def test_a_direct_tool_call_before_all_questions_is_part_of_the_first_prom
     rollout.check()
 
 
-async def test_an_interrupt_and_its_resumption_are_one_path(kind: str) -> None:
-    rollout = observe(kind, call("add", '{"a": 1, "b": 2}') + call("give", '{"what": "json"}'), "So.", "More.")
+async def test_an_interrupt_and_its_resumption_are_one_path() -> None:
+    rollout = observe("sglang", call("add", '{"a": 1, "b": 2}') + call("give", '{"what": "json"}'), "So.", "More.")
     agent = rollout.agent(tools=[give, *rollout.agent().tool_registry.registry.values()])
 
     def ask(event: BeforeToolCallEvent) -> None:
@@ -122,8 +120,8 @@ async def test_an_interrupt_and_its_resumption_are_one_path(kind: str) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"turns": 1}, {"output_tokens": 1}, {"total_tokens": 1}])
-async def test_limits_stop_after_the_results_and_the_next_call_continues(kind: str, limits: Any) -> None:
-    rollout = observe(kind, call("add", '{"a": 1, "b": 2}'), "So.", "More.")
+async def test_limits_stop_after_the_results_and_the_next_call_continues(limits: Any) -> None:
+    rollout = observe("sglang", call("add", '{"a": 1, "b": 2}'), "So.", "More.")
     agent = rollout.agent()
     result = await agent.invoke_async("Add.", limits=limits)
     assert result.stop_reason.startswith("limit_")
@@ -145,9 +143,9 @@ class StopsAtString(Says):
         return replace(done, finish="stop", stop=STOP) if at_stop else done
 
 
-async def test_a_stop_string_after_a_call_still_runs_the_call(kind: str) -> None:
+async def test_a_stop_string_after_a_call_still_runs_the_call() -> None:
     first = ids_of(call("add", '{"a": 1, "b": 2}') + STOP)
-    rollout = observe(kind, lambda request: first, "So.", "More.", says=StopsAtString, sampling={"stop": [STOP]})
+    rollout = observe("sglang", lambda request: first, "So.", "More.", says=StopsAtString, sampling={"stop": [STOP]})
     agent = rollout.agent()
     result = await agent.invoke_async("Add.")
     assert result.stop_reason == "end_turn"
@@ -163,8 +161,8 @@ class Sum(BaseModel):
     total: int
 
 
-async def test_structured_output_switched_on_and_off_again_opens_anew_each_time(kind: str) -> None:
-    rollout = observe(kind, "One.", "It is five.", structured("Sum", '{"total": 5}'), "Four.", "Five.")
+async def test_structured_output_switched_on_and_off_again_opens_anew_each_time() -> None:
+    rollout = observe("sglang", "One.", "It is five.", structured("Sum", '{"total": 5}'), "Four.", "Five.")
     agent = rollout.agent()
     await agent.invoke_async("First?")
     result = await agent.invoke_async("2 + 3?", structured_output_model=Sum)
@@ -178,8 +176,8 @@ async def test_structured_output_switched_on_and_off_again_opens_anew_each_time(
     rollout.check()
 
 
-async def test_a_structured_answer_called_as_a_tool_is_continued(kind: str) -> None:
-    rollout = observe(kind, call("Sum", '{"total": 5}'), "It is five.", call("Sum", '{"total": 6}'))
+async def test_a_structured_answer_called_as_a_tool_is_continued() -> None:
+    rollout = observe("sglang", call("Sum", '{"total": 5}'), "It is five.", call("Sum", '{"total": 6}'))
     agent = rollout.agent(structured_output_model=Sum)
     assert (await agent.invoke_async("2 + 3?")).structured_output == Sum(total=5)
     await agent.invoke_async("And 2 + 4?")

@@ -10,13 +10,11 @@ import pytest
 from strands import tool
 
 from support.histories import add, observe
-from support.scripted import BACKENDS, Says, call, tokenizer
+from support.scripted import Says, call, tokenizer
 from tito_conformance.testing import Completion, ScriptedRequest
 from tito_core import store
 from tito_core.ledger import check_ledger
 from tito_core.store import LedgerFile
-
-pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
 
 def create_harness(**options: Any) -> Any:
@@ -60,10 +58,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the harness keeps sessions and memories under it
 
 
-async def test_the_harness_with_all_its_defaults(kind: str, tmp_path: Path) -> None:
+async def test_the_harness_with_all_its_defaults(tmp_path: Path) -> None:
     file = LedgerFile(tmp_path / "rollouts.tito", "a")
     rollout = observe(
-        kind,
+        "vllm",
         PLAN,
         call("page", '{"n": 7}') + call("add", '{"a": 2, "b": 3}'),
         call("programmatic_tool_caller", json.dumps({"code": "print(await add(a=1, b=2))"})),
@@ -91,9 +89,9 @@ async def test_the_harness_with_all_its_defaults(kind: str, tmp_path: Path) -> N
     assert store.encode(loaded) == store.encode(rollout.model.ledger)
 
 
-async def test_its_summary_of_a_long_conversation_is_a_branch(kind: str) -> None:
+async def test_its_summary_of_a_long_conversation_is_a_branch() -> None:
     rollout = observe(
-        kind,
+        "vllm",
         *(f"{i}: " + "The harbour was quiet and the ships lay still. " * 30 for i in range(9)),
         says=Roles,
         max_model_len=6000,
@@ -106,7 +104,7 @@ async def test_its_summary_of_a_long_conversation_is_a_branch(kind: str) -> None
     rollout.check(injected=REMINDER)
 
 
-async def test_a_result_of_many_tokens_and_few_characters_is_cut_at_every_call(kind: str) -> None:
+async def test_a_result_of_many_tokens_and_few_characters_is_cut_at_every_call() -> None:
     """Strands measures a result in tokens and cuts it by characters, so a list of numbers is edited again and again."""
 
     @tool
@@ -117,7 +115,7 @@ async def test_a_result_of_many_tokens_and_few_characters_is_cut_at_every_call(k
     answers: tuple[Any, ...] = (call("numbers", "{}"), "One.", "Two.", "Three.")
     options: dict[str, Any] = {"tools": [numbers], "memory": False, "session": False}
     for manager, edits in (("auto", 2), (False, 0)):
-        rollout = observe(kind, *answers, max_model_len=32768)
+        rollout = observe("vllm", *answers, max_model_len=32768)
         agent = create_harness(model=rollout.model, context_manager=manager, **options)
         for question in ("Numbers?", "And?", "And now?"):
             await agent.invoke_async(question)

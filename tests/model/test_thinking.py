@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from strands.hooks import AfterModelCallEvent, BeforeModelCallEvent
 
 from support.histories import ObservedRollout, add, observe
-from support.scripted import BACKENDS, policy_of, tokenizer
+from support.scripted import policy_of, tokenizer
 from tito_core import store
 from tito_core.ledger import Provenance
 from tito_core.turn.branch import HistoryChangedError
 
-pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 NAME = "qwen3-tiny"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
@@ -25,8 +24,8 @@ def thought(words: str, then: str) -> str:
     return f"<think>\n{words}\n</think>\n\n{then}"
 
 
-def watch(kind: str, *answers: str, thinking: str = "as-template", **options: Any) -> ObservedRollout:
-    return observe(kind, *answers, name=NAME, thinking=thinking, **options)
+def watch(*answers: str, thinking: str = "as-template", **options: Any) -> ObservedRollout:
+    return observe("sglang", *answers, name=NAME, thinking=thinking, **options)
 
 
 def prompts(rollout: ObservedRollout) -> list[str]:
@@ -46,8 +45,8 @@ async def ask(agent: Any, *questions: str) -> None:
         await agent.invoke_async(question)
 
 
-async def test_a_user_message_that_strips_reasoning_starts_a_branch_from_the_templates_rendering(kind: str) -> None:
-    rollout = watch(kind, thought("Hm one.", "One."), thought("Hm two.", "Two."), "Three.", "Four.")
+async def test_a_user_message_that_strips_reasoning_starts_a_branch_from_the_templates_rendering() -> None:
+    rollout = watch(thought("Hm one.", "One."), thought("Hm two.", "Two."), "Three.", "Four.")
     await ask(rollout.agent(), "First?", "Second?", "Third?", "Fourth?")
     assert rollout.parents == [None, None, None, 2]  # the third answer has no reasoning
     assert rollout.branches == {1: ("THINKING", 0, 1), 2: ("THINKING", 1, 3)}
@@ -59,9 +58,9 @@ async def test_a_user_message_that_strips_reasoning_starts_a_branch_from_the_tem
     assert second.count(Provenance.INSERTED) == 0
 
 
-async def test_results_extend_the_turn_and_the_next_question_strips_the_whole_round(kind: str) -> None:
+async def test_results_extend_the_turn_and_the_next_question_strips_the_whole_round() -> None:
     answers = (thought("Hm one.", CALL), thought("Hm two.", "Three."), "Fine.", "Good.")
-    rollout = watch(kind, *answers)
+    rollout = watch(*answers)
     await ask(rollout.agent(), "Add?", "Sure?", "So?")
     assert rollout.parents == [None, 0, None, 2]
     assert rollout.branches == {2: ("THINKING", 1, 1)}
@@ -70,8 +69,8 @@ async def test_results_extend_the_turn_and_the_next_question_strips_the_whole_ro
     rollout.check()
 
 
-async def test_reasoning_in_a_roots_prompt_is_stripped_later(kind: str) -> None:
-    rollout = watch(kind, thought("Hm one.", CALL), "Three.", "Four.", "Fine.")
+async def test_reasoning_in_a_roots_prompt_is_stripped_later() -> None:
+    rollout = watch(thought("Hm one.", CALL), "Three.", "Four.", "Fine.")
     agent = rollout.agent()
     await ask(agent, "Add?")
     agent.messages[0]["content"] = [{"text": "Add, please?"}]
@@ -84,8 +83,8 @@ async def test_reasoning_in_a_roots_prompt_is_stripped_later(kind: str) -> None:
     assert prompts(rollout) == rendered(rollout)
 
 
-async def test_a_retry_and_a_rewind_have_their_reasons(kind: str) -> None:
-    rollout = watch(kind, thought("Hm.", "One."), "Two.", "Dos.", "Other.")
+async def test_a_retry_and_a_rewind_have_their_reasons() -> None:
+    rollout = watch(thought("Hm.", "One."), "Two.", "Dos.", "Other.")
     agent = rollout.agent()
     await ask(agent, "First?")
     again = [True]
@@ -99,8 +98,8 @@ async def test_a_retry_and_a_rewind_have_their_reasons(kind: str) -> None:
     rollout.check()
 
 
-async def test_agents_that_left_the_same_turn_stay_apart(kind: str) -> None:
-    rollout = watch(kind, thought("Hm.", "One."), "Two.", "Dos.", "Tres.")
+async def test_agents_that_left_the_same_turn_stay_apart() -> None:
+    rollout = watch(thought("Hm.", "One."), "Two.", "Dos.", "Tres.")
     one = rollout.agent()
     await ask(one, "First?")
     two = rollout.agent(messages=list(one.messages))
@@ -113,8 +112,8 @@ async def test_agents_that_left_the_same_turn_stay_apart(kind: str) -> None:
     rollout.check()
 
 
-async def test_reasoning_that_the_template_strips_is_not_a_change_by_the_agent(kind: str) -> None:
-    rollout = watch(kind, thought("Hm.", "One."), thought("Hm.", "Two."), "Three.", history="error")
+async def test_reasoning_that_the_template_strips_is_not_a_change_by_the_agent() -> None:
+    rollout = watch(thought("Hm.", "One."), thought("Hm.", "Two."), "Three.", history="error")
     agent = rollout.agent()
     await ask(agent, "First?", "Second?")
     assert rollout.branches == {1: ("THINKING", 0, 1)}
@@ -124,14 +123,14 @@ async def test_reasoning_that_the_template_strips_is_not_a_change_by_the_agent(k
     assert len(rollout.model.ledger) == 2
 
 
-async def test_a_loaded_ledger_is_continued(kind: str, tmp_path: Any) -> None:
-    rollout = watch(kind, thought("Hm.", CALL), "Three.")
+async def test_a_loaded_ledger_is_continued(tmp_path: Any) -> None:
+    rollout = watch(thought("Hm.", CALL), "Three.")
     agent = rollout.agent()
     await ask(agent, "Add?")
     path = tmp_path / "rollouts.tito"
     store.append(path, [rollout.model.ledger])
     (loaded,) = store.read(path)
-    later = watch(kind, "Fine.", ledger=loaded)
+    later = watch("Fine.", ledger=loaded)
     resumed = later.agent(messages=list(agent.messages))
     resumed._model_state = dict(agent._model_state)
     await ask(resumed, "Sure?")
@@ -141,8 +140,8 @@ async def test_a_loaded_ledger_is_continued(kind: str, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("beside", ["One.", ""])
-async def test_thinking_that_a_hook_strips_is_named(kind: str, beside: str) -> None:
-    rollout = watch(kind, thought("Hm.", beside), thought("So.", "Two."), "Three.", thinking="keep")
+async def test_thinking_that_a_hook_strips_is_named(beside: str) -> None:
+    rollout = watch(thought("Hm.", beside), thought("So.", "Two."), "Three.", thinking="keep")
     agent = rollout.agent()
 
     def strip(event: BeforeModelCallEvent) -> None:
@@ -165,13 +164,13 @@ ANSWERS = st.lists(
 )
 
 
-def test_every_prompt_is_the_templates_rendering_whatever_the_reasoning(kind: str) -> None:
+def test_every_prompt_is_the_templates_rendering_whatever_the_reasoning() -> None:
     @settings(deadline=None, max_examples=15)
     @given(ANSWERS)
     def holds(rounds: list[tuple[str, str, int]]) -> None:
         spoken = [(words, then) for words, text, calls in rounds for then in [CALL] * calls + [text]]
         answers = [thought(words, then) if words else then for words, then in spoken]
-        rollout = watch(kind, *answers)
+        rollout = watch(*answers)
         asyncio.run(ask(rollout.agent(), *(f"Question {i}?" for i in range(len(rounds)))))
         assert prompts(rollout) == rendered(rollout)
         strips = [i for i, (words, _, _) in enumerate(rounds[:-1]) if words]
@@ -181,12 +180,12 @@ def test_every_prompt_is_the_templates_rendering_whatever_the_reasoning(kind: st
     holds()
 
 
-def test_keep_makes_one_path_whatever_the_reasoning(kind: str) -> None:
+def test_keep_makes_one_path_whatever_the_reasoning() -> None:
     @settings(deadline=None, max_examples=10)
     @given(ANSWERS)
     def holds(rounds: list[tuple[str, str, int]]) -> None:
         answers = [thought(words, then) for words, text, calls in rounds for then in [CALL] * calls + [text]]
-        rollout = watch(kind, *answers, thinking="keep")
+        rollout = watch(*answers, thinking="keep")
         asyncio.run(ask(rollout.agent(), *(f"Question {i}?" for i in range(len(rounds)))))
         assert len(rollout.model.trajectories) == 1
         rollout.check()
