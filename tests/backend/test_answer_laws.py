@@ -1,4 +1,4 @@
-"""Laws 2, 4 and 10 on answers of both wires: an answer with any planted edit is refused."""
+"""Laws 2, 4 and 10 on answers of both wires: each place of an answer reaches the checks."""
 
 from __future__ import annotations
 
@@ -82,11 +82,6 @@ def content(answer: Any) -> Any:
     return choice(answer)["logprobs"].get("content") if "choices" in answer else None
 
 
-def spans(answer: Any) -> Any:
-    """Return the reported weight versions, or None."""
-    return choice(answer).get("weight_versions") if "choices" in answer else answer["meta_info"]["weight_versions"]
-
-
 def set_logprob(value: Any, at: int = 1) -> Edit:
     def edit(answer: Any) -> None:
         if content(answer):
@@ -97,15 +92,6 @@ def set_logprob(value: Any, at: int = 1) -> Edit:
             answer["meta_info"]["output_token_logprobs"][at][0] = value
 
     return edit
-
-
-def drop_logprob(answer: Any) -> None:
-    if content(answer):
-        del content(answer)[-1]
-    elif "choices" in answer:
-        del answer["choices"][0]["logprobs"]["token_logprobs"][-1]
-    else:
-        del answer["meta_info"]["output_token_logprobs"][-1]
 
 
 def no_logprobs(answer: Any) -> None:
@@ -133,44 +119,6 @@ def set_finish(reason: Any, stop: Any = None) -> Edit:
     return edit
 
 
-def add_token(answer: Any, token: int = 24) -> None:
-    """One more token everywhere, consistently, before the stop."""
-    ids(answer).insert(-1, token)
-    if spans(answer):
-        spans(answer)[0]["end"] += 1
-    if content(answer):
-        content(answer).insert(-1, {"logprob": -1.0, "token_id": token})
-        answer["usage"]["completion_tokens"] += 1
-    elif "choices" in answer:
-        logprobs = answer["choices"][0]["logprobs"]
-        logprobs["token_logprobs"].insert(-1, -1.0)
-        logprobs["tokens"].insert(-1, f"token_id:{token}")
-        answer["usage"]["completion_tokens"] += 1
-    else:
-        answer["meta_info"]["output_token_logprobs"].insert(-1, [-1.0, token, None])
-        answer["meta_info"]["completion_tokens"] += 1
-
-
-def cut_stop(answer: Any) -> None:
-    """The stop token left out everywhere, consistently."""
-    ids(answer).pop()
-    if spans(answer):
-        spans(answer)[0]["end"] -= 1
-    if content(answer):
-        content(answer).pop()
-        answer["choices"][0]["stop_reason"] = EOS
-        answer["usage"]["completion_tokens"] -= 1
-    elif "choices" in answer:
-        logprobs = answer["choices"][0]["logprobs"]
-        logprobs["token_logprobs"].pop()
-        logprobs["tokens"].pop()
-        answer["choices"][0]["stop_reason"] = EOS
-        answer["usage"]["completion_tokens"] -= 1
-    else:
-        answer["meta_info"]["output_token_logprobs"].pop()
-        answer["meta_info"]["completion_tokens"] -= 1
-
-
 def set_logprob_id(answer: Any) -> None:
     if content(answer):
         content(answer)[1]["token_id"] = 999
@@ -178,10 +126,6 @@ def set_logprob_id(answer: Any) -> None:
         answer["choices"][0]["logprobs"]["tokens"][1] = "token_id:999"
     else:
         answer["meta_info"]["output_token_logprobs"][1][1] = 999
-
-
-def shift(answer: Any) -> None:
-    ids(answer).append(ids(answer).pop(0))
 
 
 def set_echo(value: Any) -> Edit:
@@ -210,28 +154,18 @@ def no_choice(answer: Any) -> Any:
     return []
 
 
+# What the core decides of any backend's answer is in test_validation.py; here is what each wire reads.
 PLANTED: dict[str, tuple[Edit, str]] = {
     "echo edited": (set_echo([11, 12, 99, 14, 15]), "prompt id 13 at offset 2 .* 99"),
-    "echo huge id": (set_echo([11, 12, 2**70, 14, 15]), " 1180591620717411303424"),
     "echo missing": (set_echo(None), "did not echo"),
     "echo absent": (no_echo, "did not echo"),
-    "echo short": (set_echo([11, 12, 13]), "5 prompt ids .* 3"),
-    "echo long": (set_echo([*PROMPT, 16]), "5 prompt ids .* 6"),
     "logprobs missing": (no_logprobs, "no logprobs"),
-    "logprobs short": (drop_logprob, "4 output ids .* 3 logprobs"),
     "logprob None": (set_logprob(None), r"output token 1 \(id 22\)"),
     "logprob NaN": (set_logprob(float("nan")), "NaN"),
     "logprob -inf": (set_logprob(float("-inf")), "-Infinity"),
     "logprob +inf": (set_logprob(float("inf")), "Infinity"),
-    "logprob beyond float32": (set_logprob(-1e300), "logprob -inf at output offset 1"),
-    "logprob sentinel": (set_logprob(-9999.0), "logprob -9999.0 at output offset 1"),
-    "logprob positive": (set_logprob(0.5), "logprob 0.5 at output offset 1"),
     "logprob text": (set_logprob("-1.0"), "Expected `float"),
     "logprobs of another id": (set_logprob_id, r"id 22 .*offset 1\b.* 999"),
-    "ids shifted": (shift, r"id 22 .*offset 0\b.* 21"),
-    "ids empty": (set_ids([]), "0 output ids .* 4 logprobs"),
-    "id negative": (set_ids([21, -1, 23, EOS]), "output id -1 is not a token id"),
-    "id past int32": (set_ids([21, 2**31, 23, EOS]), "output id 2147483648 is not a token id"),
     "id past int64": (set_ids([21, 2**70, 23, EOS]), "output id 1180591620717411303424 is not a token id"),
     "id float": (set_ids([21, 22.0, 23, EOS]), "Expected `int`, got `float`"),
     "id true": (set_ids([21, True, 23, EOS]), "Expected `int`, got `bool`"),
@@ -242,8 +176,6 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     "finish without a word": (set_finish(""), "reason ''"),
     "no finish": (set_finish(None), "reason (None|'none')"),
     "stop of another id": (set_finish("stop", 77), "stop token 77.* 2"),
-    "stop token dropped": (cut_stop, "stop token 2,.* 23"),
-    "length too early": (set_finish("length"), "'length' .*4 of 8"),
 }
 
 
@@ -255,12 +187,6 @@ def test_a_planted_edit_is_refused_with_its_values(kind: Kind, name: str) -> Non
         ask(kind, edit)
     assert caught.value.backend == engine_name(kind)
     assert caught.value.request_id == "r"
-
-
-@pytest.mark.parametrize("kind", WIRES)
-def test_more_tokens_than_requested_are_refused(kind: Kind) -> None:
-    with pytest.raises(ProtocolViolationError, match=r"4 tokens .* 5"):
-        ask(kind, add_token, max_new_tokens=4)
 
 
 @pytest.mark.parametrize("emitted", [0, 2])
@@ -291,26 +217,6 @@ def test_an_aborted_answer_is_validated(kind: Kind) -> None:
 
 VERSIONED: tuple[Kind, ...] = ("vllm", "sglang")
 """The wires that tell weight versions."""
-SPANS: dict[str, tuple[list[tuple[str, int, int]], str]] = {
-    "gap": ([("a", 0, 2), ("b", 3, 4)], "span 3:4 should start at output offset 2"),
-    "overlap": ([("a", 0, 2), ("b", 1, 4)], "span 1:4 should start at output offset 2"),
-    "short": ([("a", 0, 3)], "spans end at 3, the output has 4 tokens"),
-    "long": ([("a", 0, 5)], "spans end at 5, the output has 4 tokens"),
-    "backwards": ([("a", 0, 4), ("b", 4, 3)], "span 4:3"),
-    "late": ([("a", 1, 4)], "span 1:4 should start at output offset 0"),
-}
-
-
-@pytest.mark.parametrize("name", SPANS)
-@pytest.mark.parametrize("kind", VERSIONED)
-def test_version_spans_that_do_not_tile_are_refused(kind: Kind, name: str) -> None:
-    reported, sentence = SPANS[name]
-
-    def edit(answer: Any) -> None:
-        spans(answer)[:] = [{"version": v, "start": s, "end": e} for v, s, e in reported]
-
-    with pytest.raises(ProtocolViolationError, match=sentence):
-        ask(kind, edit)
 
 
 @pytest.mark.parametrize("kind", VERSIONED)

@@ -73,7 +73,6 @@ def test_experts_that_newer_weights_chose_for_older_ones_tokens_are_left_out(
     assert column.values.tolist() == table[first:].tolist()
 
 
-# What a scripted server can send is planted in test_optional_outputs.py.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, "Law 4.*no top_logprobs"),
     (
@@ -88,6 +87,41 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("values", "pattern"), WRONG)
 def test_wrong_optional_outputs_are_refused(values: dict[str, Any], pattern: str) -> None:
     refused(pattern, lambda: columns({"top_logprobs": 2}, **values))
+
+
+PROMPT_SCORES = [(token, -1.0) for token in PROMPT[1:]]
+MASK = [[21, 9], [22, 9], [2, 9]]
+
+
+def at_2(pair: tuple[int, float]) -> list[tuple[int, float]]:
+    """Return scores of the prompt of which one, at offset 2, is another."""
+    return [PROMPT_SCORES[0], pair, *PROMPT_SCORES[2:]]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value", "pattern"),
+    [
+        ("top", [*TOP[:1], [(22, -2.0)], *TOP[2:]], "2 top_logprobs .*output token 1 has 1"),
+        ("top", [*TOP[:1], [(22, -2.0)] * 3, *TOP[2:]], "2 top_logprobs .* has 1"),
+        ("top", [*TOP[:1], [(22, -2.1), (30, -0.5)], *TOP[2:]], "Law 4: .*(list another|two logprobs)"),
+        ("top", [*TOP[:1], [(31, -2.5), (30, -2.6)], *TOP[2:]], "Law 4: .*offset 1 .*missing.*top_logprobs"),
+        ("top", [*TOP[:1], [(22, -2.0), (30, 19.5)], *TOP[2:]], "Law 4: a top logprob is .*not a log-prob"),
+        ("prompt", PROMPT_SCORES[:-1], "Law 2: prompt_logprobs of 4 tokens from offset 1"),
+        ("prompt", at_2((99, -1.0)), "prompt id 13 at offset 2 .* 99"),
+        ("prompt", at_2((13, 1.5)), "logprob 1.5"),
+        ("prompt", at_2((13, -9999.0)), "logprob -9999.0"),
+        ("experts", np.zeros((6, 2, 2), int), "Law 2: routed_experts have 6 rows, expected 7"),
+        ("experts", np.zeros((8, 2, 2), int), "have 8 rows, expected 7"),
+        ("experts", np.zeros((7, 1, 2), int), "Law 2: routed_experts have"),
+        ("mask", [MASK[0], [7, 9], MASK[2]], "Law 4: .*offset 1 .*not among the 2 ids"),
+        ("mask", MASK[:-1], "Law 2: .*3 output ids, but sampling_mask of 2 tokens"),
+        ("mask", [[21, 9] * 2, *MASK[1:]], "sampling_mask of output token 0 .*twice"),
+        ("mask", [[21, -1], *MASK[1:]], "token id -1 .*output token 0"),
+    ],
+)
+def test_a_column_that_does_not_agree_is_refused_with_its_values(wanted: str, value: Any, pattern: str) -> None:
+    asked: dict[str, Any] = {"top": 2, "prompt": True, "experts": (2, 2), "mask": True}
+    refused(pattern, lambda: columns({NAMES[wanted]: asked[wanted]}, top_k=2, **{wanted: value}))
 
 
 def test_an_unknown_expert_shape_is_read_from_the_array() -> None:

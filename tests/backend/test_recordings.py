@@ -25,6 +25,7 @@ from tito_core.backend import (
 )
 from tito_core.backend.generate import generate
 from tito_core.ledger.columns import check_logprobs
+from tito_core.ledger.turn import VersionSpan
 
 ROOT = Path(__file__).parents[1] / "wire"
 NO_EXCHANGE = {"rescore_dense", "rescore_moe"}
@@ -151,6 +152,13 @@ async def test_a_recording_is_a_typed_result_or_a_typed_error(recorded: Recorded
         assert outcome.logprobs.tolist() == np.array(sampled[1], np.float32).tolist()
         assert (outcome.finish_word or outcome.finish) == sampled[2]
         assert outcome.finish == {"repetition": "length"}.get(sampled[2], sampled[2])
+        if recorded.kind == "sglang":
+            about = expanded(recorded.answer)["meta_info"]
+            assert outcome.cached_tokens == about.get("cached_tokens")
+            assert outcome.versions == tuple(
+                VersionSpan(span["start"], span["end"], span["version"]) for span in about["weight_versions"]
+            )
+            assert (outcome.stop, outcome.message) == tuple(map(about["finish_reason"].get, ("matched", "message")))
     else:
         assert UNLIKE[recorded.name] in str(outcome)
         assert type(outcome) is ProtocolViolationError

@@ -54,11 +54,32 @@ def test_an_answer_says_of_itself_what_the_measured_answers_said() -> None:
     assert validate(reported(model="other"), nothing).versions == (VersionSpan(0, 3, None),)
 
 
-# What a scripted server can send is planted in test_answer_laws.py.
+def of_length(count: int) -> dict[str, Any]:
+    """Return the columns of an answer of so many tokens, the last of them a stop."""
+    ids = [*([21] * (count - 1)), EOS]
+    return {"output_ids": ids, "logprob_ids": ids, "logprobs": [-1.0] * count, "completion_tokens": count}
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"finish": "x" * 101}, "Law 4.*'x+.*'abort'"),
     ({"output_ids": None}, "Law 4.*no output ids"),
     ({"logprob_ids": [21, 22]}, "Law 4.*3 output ids.*2 ids"),
+    ({"logprobs": [-1.0, -2.0]}, "3 output ids .* 2 logprobs"),
+    ({"logprobs": [-1.0, -1e300, -3.0]}, "logprob -inf at output offset 1"),
+    ({"logprobs": [-1.0, -9999.0, -3.0]}, "logprob -9999.0 at output offset 1"),
+    ({"output_ids": [22, 21, EOS]}, r"id 22 .*offset 0\b.* 21"),
+    ({"output_ids": [], "logprob_ids": []}, "0 output ids .* 3 logprobs"),
+    ({"output_ids": [21, 22, 23], "logprob_ids": [21, 22, 23]}, "stop token 2,.* 23"),
+    (of_length(9), "8 tokens .* 9"),
+    ({"echoed": raw([11, 12, 2**63, 14, 15])}, f" {2**63}"),
+    ({"echoed": raw([11, 12, 13])}, "5 prompt ids .* 3"),
+    ({"echoed": raw([11, 12, 13, 14, 15, 16])}, "5 prompt ids .* 6"),
+    ({"versions": [(0, 1, "a"), (2, 3, "b")]}, "span 2:3 should start at output offset 1"),
+    ({"versions": [(0, 2, "a"), (1, 3, "b")]}, "span 1:3 should start at output offset 2"),
+    ({"versions": [(0, 2, "a")]}, "spans end at 2, the output has 3 tokens"),
+    ({"versions": [(0, 4, "a")]}, "spans end at 4, the output has 3 tokens"),
+    ({"versions": [(0, 3, "a"), (3, 2, "b")]}, "span 3:2"),
+    ({"versions": [(1, 3, "a")]}, "span 1:3 should start at output offset 0"),
     ({"logprobs": [-1.0, 0.5, -3.0]}, r"Law 4.*0\.5 at output offset 1.*logits.*--logprobs-mode raw_logprobs"),
     ({"finish": "length"}, "Law 4.*'length'.*3 of 8.*max_new_tokens in the server's --override-generation-config"),
 ]
@@ -172,6 +193,8 @@ def test_an_echo_that_was_not_requested_is_compared_if_present() -> None:
     assert validate(reported(echoed=NOTHING), request(echo=False)).prompt_length == 5
     other = reported(echoed=raw([11, 12, 13, 14, 9]))
     refused("Law 4.*prompt id 15 at offset 4.* 9", lambda: validate(other, request(echo=False)))
+    longer = reported(echoed=NOTHING, prompt_tokens=6)
+    refused("Law 4: the server reported prompt_tokens=6", lambda: validate(longer, request(echo=False)))
 
 
 def test_a_part_of_the_prompt_proves_it_where_it_holds_the_turns_own_tokens() -> None:

@@ -37,7 +37,6 @@ REFUSED = (BackendError, LawViolationError, ContextWindowOverflowException, Mode
 WIRES = (("vllm", True), ("vllm", False), ("sglang", True))
 """The wires: engine, and whether vLLM uses `/inference/v1/generate`."""
 TURN_S = 10.0
-LONGEST_WAIT_S = 3600.0
 TYPES = ("application/json", "text/event-stream", "text/html", "", "application/json; charset=utf-16", "text/plain")
 HEADERS = ({"retry-after": "nan"}, {"retry-after": "1e999"}, {"retry-after": "-5"}, {"location": "http://other/"}, {})
 

@@ -10,10 +10,9 @@ import pytest
 from strands import Agent, tool
 
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
-from tito_conformance.testing import Fault, ScriptedRequest
 from tito_conformance.testing.script import PositionScorer, routed
 from tito_core import Policy, TITOModel
-from tito_core.backend import ProtocolViolationError, UnsupportedByServerError
+from tito_core.backend import UnsupportedByServerError
 from tito_core.ledger import Provenance, check_ledger
 from tito_core.store import LedgerFile
 
@@ -134,19 +133,3 @@ def test_an_unsupported_output_is_refused_before_anything_is_sent(kind: str) -> 
     with pytest.raises(UnsupportedByServerError, match="--enable-return-routed-experts"):
         TITOModel(backend=backend_of(engine, kind), tokenizer=tokenizer(), optional_outputs=WANTED)
     assert all(request.measures or request.max_new_tokens < 2 for request in engine.requests[before:])
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_turn_whose_columns_do_not_agree_is_not_committed(kind: str) -> None:
-    def lose(answer: Any) -> None:
-        (answer["meta_info"] if "meta_info" in answer else answer["choices"][0])["routed_experts"] = None
-
-    def of_turns(number: int, request: ScriptedRequest) -> Fault | None:
-        return None if request.measures or request.max_new_tokens < 2 else Fault(edit=lose)
-
-    policy, engine = policy_on(kind, "Yes.", fault=of_turns)
-    model = policy.model(optional_outputs=WANTED)
-    with pytest.raises(ProtocolViolationError, match=r"Law 4: .*no routed_experts"):
-        await Agent(model=model, callback_handler=None).invoke_async("Is it?")
-    assert len(model.ledger) == 0
-    assert not engine.requests[-1].measures

@@ -27,10 +27,7 @@ def samples(token: int) -> Callable[[Any], None]:
         if "choices" in answer:
             choice = answer["choices"][0]
             choice["token_ids"][0] = token
-            if "tokens" in choice["logprobs"]:
-                choice["logprobs"]["tokens"][0] = f"token_id:{token}"
-            else:
-                choice["logprobs"]["content"][0]["token_id"] = token
+            choice["logprobs"]["content"][0]["token_id"] = token
         else:
             answer["output_ids"][0] = token
             answer["meta_info"]["output_token_logprobs"][0][1] = token
@@ -46,13 +43,10 @@ def model_on(kind: str, script: Any, vocab_size: int, **options: Any) -> TITOMod
     return replace(shared, backend=backend, info=info).model()
 
 
-@pytest.mark.parametrize("scale_out", [True, False])
-@pytest.mark.parametrize("token", [0, 64, 5_000, 2**31 - 1])
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_id_outside_the_vocabulary_is_not_committed(kind: str, token: int, scale_out: bool) -> None:
-    token = max(token, len(tokenizer()) + token % 5_000)
-    fault = at({1: Fault(edit=samples(token))})
-    model = model_on(kind, Says("One.", "Two."), len(tokenizer()), fault=fault, scale_out=scale_out)
+async def test_an_id_outside_the_vocabulary_is_not_committed(kind: str) -> None:
+    token = len(tokenizer())
+    model = model_on(kind, Says("One.", "Two."), token, fault=at({1: Fault(edit=samples(token))}))
     agent = Agent(model=model, callback_handler=None)
     await agent.invoke_async("Hello?")
     before = store.encode(model.ledger)

@@ -23,9 +23,7 @@ from support.backends import (
     request_of,
 )
 from tito_conformance.testing import Completion, WireResponse
-from tito_core.backend import ProtocolViolationError
 from tito_core.backend.generate import generate, score
-from tito_core.ledger.turn import Finish, VersionSpan
 from tito_sglang.backend import SGLangBackend
 
 WIRE = Path(__file__).parents[1] / "wire"
@@ -102,40 +100,6 @@ async def test_recorded_server_properties_are_read() -> None:
     assert info.max_model_len == 4090
 
 
-@pytest.mark.parametrize(
-    ("name", "finish", "stop"),
-    [
-        ("gen_length", Finish.LENGTH, None),
-        ("gen_logprob_eos", Finish.STOP, 2),
-        ("gen_no_stop_trim_skipfalse", Finish.STOP, 2),
-        ("gen_stop_str", Finish.STOP, "!"),
-        ("gen_stop_str_nostoptrim", Finish.STOP, "!"),
-        ("gen_stop_token_ids_other", Finish.STOP, 17),
-        ("gen_lp_start_eqlen", Finish.LENGTH, None),
-        ("skiptok_stop_token_ids", Finish.STOP, None),
-    ],
-)
-async def test_a_recorded_answer_is_read(name: str, finish: Finish, stop: int | str | None) -> None:
-    record = recorded(name)
-    answer, request = record["response_json"], record["request"]["json"]
-    if "output_token_logprobs" not in answer["meta_info"]:
-        with pytest.raises(ProtocolViolationError, match="no logprobs"):
-            await generate(replaying(answer, echo=request["input_ids"]), request_of(request["input_ids"]))
-        return
-    params = request["sampling_params"]
-    sampling = {"max_new_tokens": params["max_new_tokens"], "stop": params.get("stop") or (), "stop_token_ids": ()}
-    backend = replaying(answer, echo=request["input_ids"])
-    response = await generate(backend, request_of(request["input_ids"], **sampling))
-    logprobs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
-    assert response.output_ids.tolist() == answer["output_ids"]
-    assert response.logprobs.tolist() == np.array(logprobs, np.float32).tolist()
-    assert response.finish == finish
-    assert response.stop == (stop or answer["meta_info"]["finish_reason"].get("matched"))
-    (span,) = answer["meta_info"]["weight_versions"]
-    assert response.versions == (VersionSpan(0, len(logprobs), span["version"]),)
-    assert response.cached_tokens == answer["meta_info"]["cached_tokens"]
-
-
 async def test_the_recorded_echo_is_read() -> None:
     record = recorded("gen_prompt_token_ids")
     answer = record["response_json"]
@@ -152,19 +116,6 @@ async def test_recorded_scores_are_read() -> None:
     entries = record["response_json"]["meta_info"]["input_token_logprobs"]
     assert np.isnan(scores[0])
     assert scores[1:].tolist() == np.array([entry[0] for entry in entries[1:]], np.float32).tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens", "message"),
-    [("abort_running_victim", 40, "Aborted"), ("q_waiting_aborted", 0, "Abort in waiting queue")],
-)
-async def test_an_aborted_answer_is_partial(name: str, tokens: int, message: str) -> None:
-    record = recorded(name)
-    ids = record["request"]["json"]["input_ids"]
-    response = await generate(replaying(record["response_json"], echo=ids), request_of(ids, max_new_tokens=1500))
-    assert (response.finish, response.message) == (Finish.ABORT, message)
-    assert len(response.output_ids) == len(response.logprobs) == tokens
-    assert response.versions == (VersionSpan(0, tokens, "default"),)
 
 
 async def test_abort_is_by_rid() -> None:
