@@ -389,14 +389,7 @@ CALL_FAMILIES = {
             think=("to=self<|message|>", "<|eom|>"),
             forced=False,
         ),
-        Family(
-            "hy_v3",
-            HY_TAGS,
-            hy_v3,
-            typed=True,
-            json_arguments=False,
-            think=(f"<think{HY}>", f"</think{HY}>"),
-        ),
+        Family("hy_v3", HY_TAGS, hy_v3, typed=True, json_arguments=False, think=(f"<think{HY}>", f"</think{HY}>")),
         Family("hunyuan_a13b", tags("tool_calls"), between("<tool_calls>", "</tool_calls>", array)),
         Family(
             "cohere_command",

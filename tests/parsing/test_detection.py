@@ -121,12 +121,7 @@ def test_it_never_guesses(template: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "template"),
-    [
-        ("a", "a"),
-        ({"default": "a", "tool_use": "b"}, "b"),
-        ({"default": "a", "rag": "b"}, "a"),
-    ],
+    ("given", "template"), [("a", "a"), ({"default": "a", "tool_use": "b"}, "b"), ({"default": "a", "rag": "b"}, "a")]
 )
 def test_the_template_with_tools_is_taken(given: Any, template: str) -> None:
     assert template_text(SimpleNamespace(chat_template=given)) == template  # type: ignore[arg-type]

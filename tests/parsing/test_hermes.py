@@ -92,46 +92,6 @@ def test_turns(
     assert [call.status for call in turn.calls] == statuses
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("body", "reason", "called"),
-    [
-        ("{", "not valid JSON", None),
-        (SOUND + ",", "not valid JSON", None),
-        (SOUND[:-1] + ",}", "not valid JSON", None),
-        (SOUND.replace('"', "'"), "not valid JSON", None),
-        ('{"name": "look", "arguments": {"n": NaN}}', "NaN is not a JSON number", None),
-        ('{"name": "look", "arguments": {"n": -Infinity}}', "-Infinity is not a JSON number", None),
-        ('{"name": "look", "arguments": {"n": 1e999}}', "1e999 is too large", None),
-        ('{"name": "look", "arguments": {"n": 1, "n": 2}}', "'n' appears twice", None),
-        ('{"name": "look", "name": "drop", "arguments": {}}', "'name' appears twice", None),
-        (f"[{SOUND}]", "must be a JSON object, not list", None),
-        ('"look"', "must be a JSON object, not str", None),
-        ("null", "must be a JSON object", None),
-        ('{"arguments": {}}', 'no "name" string', None),
-        ('{"name": "", "arguments": {}}', 'no "name" string', None),
-        ('{"name": 1, "arguments": {}}', 'no "name" string', None),
-        ('{"name": "look"}', 'no "arguments" object', "look"),
-        ('{"name": "look", "arguments": [1]}', 'no "arguments" object', "look"),
-        ('{"name": "look", "arguments": "{}"}', 'no "arguments" object', "look"),
-        ('{"name": "look", "arguments": {}, "id": 1, "b": 2}', "unexpected keys: b, id", "look"),
-        ('{"name": "look", "parameters": {}}', 'no "arguments" object', "look"),
-        ('{"name": "look", "arguments": {"a": %s}}' % ("[" * 200 + "]" * 200), "nests more than 100", None),
-        ('{"name": "look", "arguments": {"a": %s}}' % ("[" * 5000 + "]" * 5000), "nests more than 100", None),
-        ('{"name": "look", "arguments": {"a": "\\ud83d"}}', "half of a surrogate pair", None),
-        ('{"name": "\\udc00", "arguments": 1}', "half of a surrogate pair", None),
-    ],
-)
-def test_malformed_calls_are_not_repaired(name: str, body: str, reason: str, called: str | None) -> None:
-    turn = parse(name, f"Go. <tool_call>{body}</tool_call> Done.")
-    [call] = turn.calls
-    assert (call.status, call.name, call.arguments) == (MALFORMED, called, None)
-    assert reason in call.reason
-    assert call.reason.endswith(".")
-    assert call.raw == f"<tool_call>{body}</tool_call>"
-    assert turn.text == "Go.  Done."
-
-
 def test_a_closing_tag_alone_is_damage_where_it_is_certain() -> None:
     for name in BY_TEXT:
         assert (parse(name, f"{SOUND}</tool_call>").text, parse(name, "</tool_call>").calls) == (
@@ -141,17 +101,6 @@ def test_a_closing_tag_alone_is_damage_where_it_is_certain() -> None:
     for name in BY_TOKEN:
         turn = parse(name, f"{SOUND}</tool_call>")
         assert (turn.text, [(call.status, call.raw) for call in turn.calls]) == (SOUND, [(MALFORMED, "</tool_call>")])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_unusual_json_is_valid(name: str) -> None:
-    completion = (
-        '<tool_call> {"arguments" :\n{"a": "\\u00e9\\ud83d\\ude42\\n", "b": 1e3, "c": -0}, "name":"look"}\t</tool_call>'
-    )
-    [call] = parse(name, completion).calls
-    assert (call.status, call.arguments) == (OK, {"a": "é🙂\n", "b": 1000.0, "c": 0})
-    nested = '{"name": "look", "arguments": {"a": %s}}' % ("[" * 90 + "]" * 90)
-    assert parse(name, f"<tool_call>{nested}</tool_call>").calls[0].status == OK
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -71,14 +71,7 @@ def test_a_call_after_reasoning_that_never_ended_is_loose(lenient: bool, status:
 
 @pytest.mark.parametrize(
     "completion",
-    [
-        f"{LOOK}",
-        f'{LOOK}{{"at": "x"}}',
-        f"Hm.{NEXT}{LOOK}",
-        f"Hm.{NEXT}to=lo",
-        f"{LOOK}{CUT}",
-        f"{LOOK}so {BODY}",
-    ],
+    [f"{LOOK}", f'{LOOK}{{"at": "x"}}', f"Hm.{NEXT}{LOOK}", f"Hm.{NEXT}to=lo", f"{LOOK}{CUT}", f"{LOOK}so {BODY}"],
 )
 def test_a_message_to_a_tool_without_a_call_is_reported(completion: str) -> None:
     for truncated in (False, True):

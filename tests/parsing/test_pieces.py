@@ -11,10 +11,7 @@ from tokenizers import models as models_of
 
 from parsing.families import CALL, CALL_FAMILIES, ids_of, parse
 from support.byte_level import byte_level, wrapped
-from tito_core.parsing import (
-    CallStatus,
-    get_tool_parser,
-)
+from tito_core.parsing import CallStatus, get_tool_parser
 from tito_core.parsing.call_values import Malformed, PythonReader, shortened
 from tito_core.parsing.completion import Completion, Cursor
 from tito_core.parsing.markup import DecodedIds, Markup, decoding

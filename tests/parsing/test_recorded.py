@@ -22,10 +22,9 @@ def test_each_turn_parses_as_recorded(name: str) -> None:
         assert as_written(found) == as_written(turn["parsed"]), turn["completion"]
 
 
-@pytest.mark.parametrize("name", ["functiongemma", "olmo3"])
-def test_the_record_is_what_its_generator_writes(name: str) -> None:
-    """Two formats tell whether the generator changed since; they hold no JSON, whose errors differ between Pythons."""
-    assert json.loads(json.dumps(record(CALL_FAMILIES[name]))) == RECORDED[name]
+def test_the_record_is_what_its_generator_writes() -> None:
+    """One format tells whether the generator changed since; it holds no JSON, whose errors differ between Pythons."""
+    assert json.loads(json.dumps(record(CALL_FAMILIES["olmo3"]))) == RECORDED["olmo3"]
 
 
 def as_written(parsed: object) -> object:

@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 
 from parsing import schemas
 from parsing.families import CALL_FAMILIES, NAMES, Family, ids_of, parse
+from support.budget import PROVE
 from support.byte_level import byte_level
 from tito_core.parsing import CallStatus, get_tool_parser
 from tito_core.parsing.schema import ToolSchema
@@ -87,7 +88,11 @@ def outcome(family: Family, schema: Any, arguments: dict[str, Any]) -> str:
     return "refused"
 
 
-@pytest.mark.parametrize("name", NAMES)
+# What the arguments say in JSON is held to the schema alike in every format.
+READ = [name for name in NAMES if PROVE or name in ("hermes", "gpt_oss") or not CALL_FAMILIES[name].json_arguments]
+
+
+@pytest.mark.parametrize("name", READ)
 def test_a_call_is_ok_if_and_only_if_it_fits_a_generated_schema(name: str) -> None:
     family = CALL_FAMILIES[name]
 
