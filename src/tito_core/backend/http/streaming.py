@@ -69,7 +69,7 @@ class EventReader:
     def _data(self, lines: list[bytes]) -> list[bytes]:
         found: list[bytes] = []
         for line in lines:
-            if not line.startswith(b"data:"):
+            if line[:5] != b"data:":
                 continue  # a blank line, a keep-alive comment or another field
             data = line[5:].strip()
             if data == DONE:
