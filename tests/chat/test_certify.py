@@ -20,10 +20,6 @@ CASES = len(list(cases()))
 RESULT = "{{- '\n<tool_response>\n' + message.content"
 
 
-def _calls(message: Any) -> list[Any]:
-    return [block for block in message["content"] if "toolUse" in block]
-
-
 def certified(source: str, **arguments: Any) -> Certificate:
     return ChatTemplate.certify(byte_level(template=source), **arguments)
 
@@ -70,46 +66,15 @@ def test_a_template_that_shows_calls_only_with_text_shows_no_tools() -> None:
     assert not made.tools  # its calls without text are refused, so tool results cannot be certified
 
 
-@pytest.mark.parametrize(
-    ("source", "probe"),
-    [
-        (CHATML + PROMPT + "{{ messages|length }}", "question, first, with a system prompt"),
-        (CHATML_TOOLS.replace(RESULT, RESULT + " + (messages|length)|string"), "result, first, with a system prompt"),
-        (
-            CHATML_TOOLS + "{{ 'more' if messages|length == 5 and messages[0].content != '.' }}",
-            "question, after an answer",
-        ),
-    ],
-)
-def test_a_template_that_depends_on_the_past_is_refused_with_the_first_difference(source: str, probe: str) -> None:
+def test_a_template_that_depends_on_the_past_is_refused_with_the_first_difference() -> None:
     with pytest.raises(TemplateError) as refused:
-        certified(source)
+        certified(CHATML_TOOLS.replace(RESULT, RESULT + " + (messages|length)|string"))
     message = str(refused.value)
-    assert probe in message
+    assert "result, first, with a system prompt" in message
     lines = message.splitlines()
     assert lines[1].startswith("  template: ")
     assert lines[2].startswith("  delta:    ")
     assert lines[1][12:] != lines[2][12:]
-
-
-def test_reasoning_that_is_closed_differently_in_another_place_is_refused() -> None:
-    closer = "('</think>' if messages|length < 4 else ' </think>')"
-    thought = f"('<think>' + message.reasoning_content + {closer} if message.reasoning_content else '')"
-    shown = "{{- header(message.role) + " + thought + " + message.content -}}"
-    with pytest.raises(TemplateError, match="question after a cut thought"):
-        certified(CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", shown))
-
-
-def test_a_call_that_the_template_refuses_is_on_the_certificate() -> None:
-    single = (
-        "{%- if message.tool_calls and message.tool_calls|length > 1 -%}{{ raise_exception('one call') }}{%- endif -%}"
-    )
-    certificate = certified(CHATML_TOOLS.replace("{{- header(message.role) +", single + "{{- header(message.role) +"))
-    several = [case.name for case in cases() if any(len(_calls(message)) > 1 for message in case.history)]
-    assert [name for name, _ in certificate.refused] == several
-    assert {name.split(",")[0] for name in several} >= {"two results", "two results and question"}
-    assert all("one call" in reason for _, reason in certificate.refused)
-    assert len(certificate.passed) + len(certificate.refused) == CASES
 
 
 def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

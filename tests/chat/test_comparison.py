@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.conversations import HOSTILE, conversations
 from support.families import TEMPLATE_FAMILIES
-from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
+from support.scripted import Says, backend_of, call, engine_of, tokenizer
 from support.talks import LOOK, talks
 from support.templates import NAMES, template_of
 from tito_core import Policy, TITOModel
@@ -34,7 +33,6 @@ from tito_core.chat.referee import RefusedError
 from tito_core.chat.template import ChatTemplate
 from tito_core.ledger import LawViolationError
 
-LATER = "{{- 'Later:' if messages|length > 29 -}}"
 BEGINS = "{{- 'Loud:' if (messages|selectattr('role', 'eq', 'user')|first).content|length == 5 -}}"
 ACCENT = "{%- for m in messages[:-2] if m.role == 'tool' and m.content|length == 8 -%}{{- 'Accent:' -}}{%- endfor -%}"
 
@@ -56,12 +54,12 @@ class Rollout:
     agent: Agent
 
 
-def rollout(kind: str, ending: str, *answers: str, messages: Any = None) -> Rollout:
+def rollout(ending: str, *answers: str, messages: Any = None) -> Rollout:
     """Start a rollout under SmolLM2's tool template with `ending` appended to the template."""
     made = copy(tokenizer())
     made.chat_template += ending
     says = Says(*answers)
-    policy = Policy.connect(backend=backend_of(engine_of(kind, says), kind), tokenizer=made)
+    policy = Policy.connect(backend=backend_of(engine_of("vllm", says), "vllm"), tokenizer=made)
     model = policy.model()
     agent = Agent(model=model, tools=[look], messages=messages, system_prompt="Be brief.", callback_handler=None)
     return Rollout(model, says, agent)
@@ -72,49 +70,28 @@ def talked(count: int) -> Any:
     return [{"role": roles[i % 2], "content": [{"text": f"Text {i}."}]} for i in range(count)]
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-@pytest.mark.parametrize(
-    ("ending", "questions", "messages", "turns"),
-    [
-        (BEGINS, ["!Why?", "And?"], None, 1),
-        (LATER, ["Why?", "And?"], talked(28), 1),
-        (ACCENT, ["Why?", "And?"], None, 2),
-    ],
-    ids=["an opening text", "the 30th message", "an earlier result"],
-)
-async def test_a_difference_that_no_probe_covers_is_caught_before_sending(
-    kind: str, ending: str, questions: list[str], messages: Any, turns: int
-) -> None:
-    answers = [call("look", '{"at": "é"}'), "So."] if ending == ACCENT else ["So.", "So."]
-    run = rollout(kind, ending, *answers, messages=messages)
-    *usual, last = questions
-    for question in usual:
-        await run.agent.invoke_async(question)
-    assert (len(run.says.requests), len(run.model.ledger)) == (turns, turns)
+async def test_a_difference_that_no_probe_covers_is_caught_before_sending() -> None:
+    run = rollout(ACCENT, call("look", '{"at": "é"}'), "So.")
+    await run.agent.invoke_async("Why?")
     held = list(run.agent.messages)
     for _ in range(2):  # it is due again after a failure
-        with pytest.raises(LawViolationError, match="Use another chat template") as caught:
-            await run.agent.invoke_async(last)
+        with pytest.raises(LawViolationError, match=r"(?s)Accent:.*Use another chat template") as caught:
+            await run.agent.invoke_async("And?")
         assert caught.value.law == 7
-        assert re.search("(Loud|Later|Accent):", str(caught.value))
-        assert (len(run.says.requests), len(run.model.ledger)) == (turns, turns)
+        assert (len(run.says.requests), len(run.model.ledger)) == (2, 2)
         run.agent.messages[:] = held
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_the_same_turns_are_sent_with_a_consistent_template(kind: str) -> None:
-    run = rollout(kind, "", call("look", '{"at": "é"}'), "So.", "So.", messages=talked(28))
+async def test_the_same_turns_are_sent_with_a_consistent_template() -> None:
+    run = rollout("", call("look", '{"at": "é"}'), "So.", "So.", messages=talked(28))
     for question in ("!Why?", "And?"):
         await run.agent.invoke_async(question)
     assert len(run.says.requests) == len(run.model.ledger) == 3
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_the_first_delta_of_every_path_is_compared_also_when_it_is_long(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_first_delta_of_every_path_is_compared_also_when_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tito_core.chat.comparison.MAX_COMPARED_TOKENS", 1)
-    run = rollout(kind, BEGINS, *["So."] * 4)
+    run = rollout(BEGINS, *["So."] * 4)
     for question in ("Why?", "And?"):  # a harmless rollout
         await run.agent.invoke_async(question)
     agent = Agent(model=run.model.policy.model(), system_prompt="Be brief.", callback_handler=None)
@@ -159,7 +136,7 @@ FAILS = "{%- set ns = namespace(bad=0) -%}{%- for m in messages -%}{%- if m.role
 async def test_a_counter_that_no_probe_finds_is_caught_by_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tito_core.chat.comparison.MAX_COMPARED_TOKENS", 1)  # as in a process that saw all shapes
     look_twice = [call("look", '{"at": "%s"}' % ("x" * 30))] * 2
-    run = rollout("vllm", FAILS, *[*look_twice, "So."] * 40)
+    run = rollout(FAILS, *[*look_twice, "So."] * 40)
     for _ in range(40):
         agent = Agent(model=run.model.policy.model(), tools=[look], system_prompt="Be brief.", callback_handler=None)
         try:

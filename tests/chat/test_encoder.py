@@ -218,9 +218,7 @@ def test_adjacent_spans_are_merged(drawn: list[tuple[int, int]]) -> None:
     assert all(one[1] < other[0] for one, other in pairwise(merged))
 
 
-def test_an_empty_token_between_content_is_content(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_empty_token_between_content_is_content(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "abcd"
     encoder = ContentSafeEncoder(shared())
     zero_width = (b"\0" * 12, 3, lambda: (None, [2, 2, 4]))

@@ -327,10 +327,7 @@ def ending(closing: str, openers: str = "", **closers: str) -> Ending:
         (
             ending("", "<q>", message=""),
             ending("", "<o>", message="", call="</c>"),
-            [
-                ("", "", "<q><o>", {"message": "", "call": "</c>"}),
-                ("", "", "<q><o>", {"message": "", "call": "</c>"}),
-            ],
+            [("", "", "<q><o>", {"message": "", "call": "</c>"}), ("", "", "<q><o>", {"message": "", "call": "</c>"})],
         ),
     ],
 )

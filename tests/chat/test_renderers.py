@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from random import Random
 from types import SimpleNamespace
@@ -71,7 +72,7 @@ def compared(make: Any, **options: Any) -> list[str]:
 
 def test_an_equal_renderer_has_no_differences() -> None:
     assert compared(Chatml) == []
-    assert RendererComparison.of(Chatml, shared(), ChatTemplate.of(shared())).name == "Chatml"
+    assert RendererComparison.of(Chatml, shared(), template_of("byte level")).name == "Chatml"
 
 
 def test_a_renderer_that_lets_content_spell_control_tokens_differs() -> None:
@@ -103,8 +104,7 @@ def test_plain_values_have_no_spans() -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_packages_renderers_give_the_templates_deltas(name: str) -> None:
-    tokenizer = zoo.tokenizer(name)
-    comparison = RendererComparison.of(PAIRS[name], tokenizer, ChatTemplate.of(tokenizer))
+    comparison = RendererComparison.of(PAIRS[name], zoo.tokenizer(name), zoo.template(name))
     assert comparison.name.startswith("renderers 0.1.")
     assert list(comparison.differences()) == []
     random, strings = Random(0), controls(comparison.template)
@@ -117,15 +117,17 @@ def test_the_packages_renderers_give_the_templates_deltas(name: str) -> None:
 def test_template_arguments_reach_the_packages_renderer() -> None:
     tokenizer = zoo.tokenizer("qwen3")
 
-    def compare(**options: Any) -> list[str]:
-        return list(RendererComparison.of("qwen3", tokenizer, ChatTemplate.of(tokenizer, **options)).differences())
+    def first_difference(**options: Any) -> str | None:
+        made = ChatTemplate.of(tokenizer, **options)
+        return next(iter(RendererComparison.of("qwen3", tokenizer, made).differences()), None)
 
-    assert compare(content_tokens="as-template", enable_thinking=False) == []
-    assert (
-        "Qwen3Renderer differs from the chat template" in compare(enable_thinking=False)[0]
-    )  # its tokenizer matches <think> in content
+    assert first_difference(content_tokens="as-template", enable_thinking=False) is None
+    found = first_difference(enable_thinking=False)  # its tokenizer matches <think> in content
+    assert "Qwen3Renderer differs from the chat template" in str(found)
+    made = zoo.template("qwen3")
+    unheard_of = replace(made, rendering=replace(made.rendering, variables={**made.arguments, "unheard_of": 1}))
     with pytest.raises(TemplateError, match=r"'qwen3' .*Unsupported chat_template"):
-        compare(unheard_of=1)
+        RendererComparison.of("qwen3", tokenizer, unheard_of)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_an_unknown_or_unfit_renderer_is_refused(chosen: str, why: str) -> None:
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "renderers", None)
     with pytest.raises(TemplateError, match=r"pip install '\.\[renderers\]'"):
-        RendererComparison.of("qwen3", shared(), ChatTemplate.of(shared()))
+        RendererComparison.of("qwen3", shared(), template_of("byte level"))
 
 
 SAME: Callable[[list[int]], Any] = list
@@ -249,9 +251,7 @@ def test_a_turn_that_cannot_be_extended_names_the_new_roles() -> None:
     )
 
 
-def test_a_renderer_gets_an_inert_tokenizer_unless_content_may_write_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_renderer_gets_an_inert_tokenizer_unless_content_may_write_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
     def make(tokenizer: Any) -> Recorder:

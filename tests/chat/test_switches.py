@@ -50,14 +50,6 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], bool]] = {
         switched(SYSTEM + when(USER + "'/loud' in m.content", "{%- set ns.on = true -%}")), QUIET, ("/loud",), False,
     ),
     "equal": (switched(when(USER + "m.content == '/quiet'")), (), QUIET, False),
-    "at the start": (switched(when(USER + "m.content.startswith('/quiet')")), (), QUIET, False),
-    "split": (switched(when(USER + "m.content.split('/quiet')|length > 1")), (), QUIET, False),
-    "found": (switched(when(USER + "m.content.find('/quiet') >= 0")), (), QUIET, False),
-    "lower case": (switched(when(USER + "'/quiet' in m.content|lower")), (), QUIET, False),
-    "through a variable": (
-        switched("{%- set text = m.content|trim -%}" + when(USER + "word in text"), "{%- set word = '/quiet' -%}"),
-        (), QUIET, False,
-    ),
     "through a macro": (
         switched(
             when(USER + "holds(m.content, '/qu' ~ 'iet')"),

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.conversations import LOOK, answer, calls, results, user
+from support.conversations import LOOK, calls, results, user
 from tito_core.chat.ending import Opened
 from tito_core.chat.template import ChatTemplate, TemplateError
-from tito_core.ledger.errors import LawViolationError
 
 SPECIAL = (
     "<|endoftext|>",
@@ -49,38 +48,6 @@ def test_an_empty_system_block_does_not_make_a_part_of_the_closer_the_stop() -> 
     )
     tokenizer = of(source)
     assert ChatTemplate.of(tokenizer).stop_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
-
-
-def test_a_template_that_counts_beyond_the_probes_is_caught_in_use() -> None:
-    reminder = "{{- 'Remember. ' if loop.index == 21 else '' -}}"
-    template = ChatTemplate.of(of(CHATML_TOOLS.replace("{%- else -%}", "{%- else -%}" + reminder, 1)))
-    history: list[Any] = [user("a")]
-    for number in range(1, 11):
-        history += [answer(f"So {number}."), user(f"b{number}")]
-        compare = template.comparison(history, len(history) - 1, None, None, 100)
-        assert compare is not None
-        if number < 10:
-            compare()
-        else:
-            with pytest.raises(LawViolationError, match=r"^Law 7"):
-                compare()
-
-
-def test_a_system_prompt_that_changes_the_generation_prompt_is_rendered_with_the_delta() -> None:
-    thinking = "{%- if add_generation_prompt -%}{{- header('assistant') -}}{%- endif -%}"
-    source = CHATML_TOOLS.replace(
-        thinking, thinking + "{{- '<no>' if add_generation_prompt and '/no' in messages[0].content -}}"
-    )
-    assert source != CHATML_TOOLS
-    template = ChatTemplate.of(of(source))
-    history: list[Any] = [user("a"), answer("So."), user("b")]
-    for system in ("Be kind.", "Be kind. /no", "/NO"):
-        compare = template.comparison(history, 2, system, None, 100)
-        assert compare is not None
-        compare()
-        assert template.tail(history[1], history[2:], history=[], system_prompt=system).endswith("<no>") is (
-            system == "Be kind. /no"
-        )
 
 
 def test_a_word_in_the_templates_code_is_not_a_control_token() -> None:

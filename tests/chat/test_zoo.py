@@ -175,8 +175,7 @@ def test_a_truncated_call_with_feedback_is_closed(name: str, words: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "inserted"),
-    [('{at:<|"|>', '<|"|><tool_call|><turn|>'), ('{at:<|"|>x', '<|"|><tool_call|><turn|>')],
+    ("text", "inserted"), [('{at:<|"|>', '<|"|><tool_call|><turn|>'), ('{at:<|"|>x', '<|"|><tool_call|><turn|>')]
 )
 def test_a_tag_that_opens_and_closes_is_written_again_where_it_was_the_last_token(text: str, inserted: str) -> None:
     template, tokenizer = pair("gemma4")
