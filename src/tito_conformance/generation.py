@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from tito_conformance.agents import TOOLS
 from tito_conformance.checks import BrokenLawError, Check, Profile
 from tito_conformance.servers import Conversation, Servers, can_force
 from tito_conformance.testing import strategies
@@ -96,16 +95,27 @@ SAID = "Let me see,  at some length: what can be called, and with which argument
 """Text that a policy is made to write before a call."""
 
 
+_CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("add", {"a": 2**53 + 1, "b": -22}),
+    ("look_up", {"word": "tree"}),
+    ("nowhere", {"word": " tree \n"}),
+    ("nowhere", {"a": [None, "}"]}),
+    ("look_up", {"word": " tree \n"}),
+    ("add", {}),
+)
+"""Calls that a policy is made to write. The last two do not fit `TOOLS`. Different ones that fit show their order."""
+
+
 @st.composite
 def calls(draw: st.DrawFn) -> Call:
     """Draw a move with up to three calls of the agents' tools. Some lack a character, or have one too many."""
     bodies = []
     for _ in range(draw(st.integers(1, 3))):
-        name = draw(st.sampled_from([*(tool["name"] for tool in TOOLS), "nowhere"]))
-        arguments = draw(st.sampled_from([{"a": 2**53 + 1, "b": -22}, {"word": " tree \n"}, {"a": [None, "}"]}, {}]))
+        name, arguments = draw(st.sampled_from(_CALLS))
         body = json.dumps({"name": name, "arguments": arguments})
         at = draw(st.integers(0, len(body) - 1))
-        bodies.append(draw(st.sampled_from([body, body, body[:at] + body[at + 1 :], f"{body[:-2]},}}}}", body[:at]])))
+        damaged = (body[:at] + body[at + 1 :], f"{body[:-2]},}}}}", body[:at])
+        bodies.append(draw(st.sampled_from([*[body] * 4, *damaged])))
     before = draw(st.sampled_from(["", SAID, f"<think>\n{SAID}</think>\n\n{SAID}"]))
     return Call(agent=draw(st.integers(0, 1)), text=draw(strategies.texts()), calls=tuple(bodies), before=before)
 

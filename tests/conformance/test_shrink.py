@@ -1,15 +1,20 @@
-"""Shrinking a conversation keeps the moves that break the check, and drops the others."""
+"""Conversations: shrinking keeps the moves that break the check; calls are drawn so that their order shows."""
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+
+import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from tito_conformance.agents import TOOLS
 from tito_conformance.checks import BrokenLawError
-from tito_conformance.generation import MAX_TRIES, Failure, shrink_moves
+from tito_conformance.generation import MAX_TRIES, Failure, calls, shrink_moves
 from tito_conformance.testing import strategies
-from tito_conformance.testing.moves import Ask, Cancel, Cut, Edit, Force, Move
+from tito_conformance.testing.moves import Ask, Call, Cancel, Cut, Edit, Force, Move
 
 pytestmark = pytest.mark.suite
 
@@ -73,3 +78,25 @@ def test_moves_that_race_the_clock_are_left_out_where_the_others_break_it_too() 
     *_, (_, found) = shrink_moves(BrokenLawError("answers", "first"), moves, play)
     assert found == (Ask(),)
     assert Failure(ValueError(), moves[1:]).size() < Failure(ValueError(), moves[:1]).size()
+
+
+def test_a_policy_is_often_made_to_write_calls_whose_order_shows() -> None:
+    """A standard run of 372 turns met no two different valid calls, and so missed a client that reversed them."""
+    schemas = {tool["name"]: tool["inputSchema"]["json"] for tool in TOOLS}
+    ordered = 0
+
+    @seed(1)
+    @settings(max_examples=200, database=None, deadline=None, phases=[Phase.generate])
+    @given(calls())
+    def draw(move: Call) -> None:
+        nonlocal ordered
+        valid = set()
+        for body in move.calls:
+            with suppress(ValueError, TypeError, KeyError, AttributeError):
+                call = json.loads(body)
+                if jsonschema.Draft202012Validator(schemas.get(call["name"], {})).is_valid(call["arguments"]):
+                    valid.add(body)
+        ordered += len(valid) > 1
+
+    draw()
+    assert ordered >= 20, ordered
