@@ -12,7 +12,6 @@ from support.backends import instant
 from tito_conformance.testing import Completion, InProcessTransport, ScriptedEngine, ScriptedRequest, scripted_engine
 from tito_core import Policy, TITOModel
 from tito_core.backend import Backend
-from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.parsing.registry import ToolCalls
 from tito_engines import models
 from tito_sglang.backend import SGLangBackend
@@ -26,14 +25,7 @@ END = "<|im_end|>"
 
 @cache
 def tokenizer(name: str = "smollm2") -> Any:
-    return _kept(name)[0]
-
-
-@cache
-def _kept(name: str) -> tuple[Any, ContentSafeEncoder]:
-    """Load a tokenizer, and keep one encoder of it: as long as one lives, another parses no definition of megabytes."""
-    loaded = models.load_tokenizer(name)
-    return loaded, ContentSafeEncoder(loaded)
+    return models.load_tokenizer(name)
 
 
 def ids_of(text: str, name: str = "smollm2") -> list[int]:
