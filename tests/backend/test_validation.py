@@ -69,6 +69,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": [-1.0, -9999.0, -3.0]}, "logprob -9999.0 at output offset 1"),
     ({"output_ids": [22, 21, EOS]}, r"id 22 .*offset 0\b.* 21"),
     ({"output_ids": [], "logprob_ids": []}, "0 output ids .* 3 logprobs"),
+    ({"output_ids": [], "logprob_ids": [], "logprobs": [], "completion_tokens": 0}, "no output ids, not even a stop"),
     ({"output_ids": [21, 22, 23], "logprob_ids": [21, 22, 23]}, "stop token 2,.* 23"),
     (of_length(9), "8 tokens .* 9"),
     ({"echoed": raw([11, 12, 2**63, 14, 15])}, f" {2**63}"),
