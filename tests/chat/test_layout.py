@@ -21,7 +21,17 @@ from support.rollouts import Features, rollout
 from tito_core.chat import delta
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
-from tito_core.chat.layout import MOST_LAYOUTS, MOST_SHAPES, Fixed, Layout, Layouts, Shape, learn_layout, shape_of
+from tito_core.chat.layout import (
+    LONGEST_SHAPE,
+    MOST_LAYOUTS,
+    MOST_SHAPES,
+    Fixed,
+    Layout,
+    Layouts,
+    Shape,
+    learn_layout,
+    shape_of,
+)
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.template import ChatTemplate
@@ -203,6 +213,7 @@ def test_conditions_choose_among_the_layouts_of_a_shape_and_their_number_is_boun
         assert layouts.takes(shape) == (number < MOST_SHAPES)
         layouts.keep(shape, None) if layouts.takes(shape) else None
     assert not layouts.takes((b"0", ()))
+    assert [Layouts().takes((bytes(LONGEST_SHAPE + more), ())) for more in (0, 1)] == [True, False]
     assert MOST_LAYOUTS > 1
 
 

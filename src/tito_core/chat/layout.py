@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MOST_SHAPES = 1 << 10
 """Shapes of which a layout is kept. Later ones are rendered."""
+LONGEST_SHAPE = 1 << 14
+"""Bytes of a shape that is kept: long ones, such as of a blank text of megabytes, are rendered."""
 MOST_LAYOUTS = 4
 """Layouts of one shape, for contents that a template writes in different ways."""
 _LONGEST_INT = 1 << 63
@@ -175,6 +177,8 @@ class Layouts:
 
     def takes(self, shape: Shape) -> bool:
         """Return whether another layout of a shape would be kept."""
+        if len(shape[0]) > LONGEST_SHAPE:
+            return False
         known = self._known.get(shape[0])
         return len(self._known) < MOST_SHAPES if known is None else len(known) < MOST_LAYOUTS and None not in known
 
