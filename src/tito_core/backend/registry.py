@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypedDict, get_type_hints
-
-import msgspec
+from typing import Any, TypedDict
 
 from tito_core.backend.errors import UnknownBackendError
 from tito_core.backend.protocol import Backend
@@ -55,7 +53,6 @@ class BackendOptions(TypedDict, total=False):
 
 _HIDDEN_OPTIONS = ("http_transport", "sleep", "clock")
 """Options for tests, which error messages do not suggest."""
-_SECRETS = ("api_key", "admin_api_key", "headers")
 
 
 def installed_backends() -> list[str]:
@@ -145,13 +142,11 @@ def _check_options(backend: str, factory: Callable[..., Backend], options: Mappi
     known = _names(factory)
     if known is not None:
         refuse_unknown_option(f"{backend} backend option", options, known, allowed=_HIDDEN_OPTIONS)
-    hints = get_type_hints(BackendOptions)
     for name, value in options.items():
-        try:
-            msgspec.convert(value, hints.get(name, Any))
-        except msgspec.ValidationError as error:
+        kinds, allowed = _KINDS.get(name, (object, ""))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not object):
             found = "a value of another type" if name in _SECRETS else short_repr(value)
-            raise InvalidValueError(f"{name} cannot be {found}: {error}.") from None
+            raise InvalidValueError(f"{name} must be {allowed}, not {found}.")
 
 
 def option_names(backend: Any) -> Collection[str] | None:
@@ -165,3 +160,17 @@ def _names(factory: Callable[..., Backend]) -> Collection[str] | None:
     if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
         return None
     return [name for name in taken if name not in ("base_url", *_HIDDEN_OPTIONS)]
+
+
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "model": (str | None, "a name on the server, or None for its first one"),
+    "api_key": (str | None, "a string, or None"),
+    "admin_api_key": (str | None, "a string, or None"),
+    "headers": (Mapping | None, "a dictionary of names and values, or None"),
+    "timeout_s": (int | float, "a number of seconds"),
+    "connect_timeout_s": (int | float, "a number of seconds"),
+    "max_connections": (int, "a whole number"),
+    "patience_s": (int | float, "a number of seconds"),
+}
+"""Types of the options of `BackendOptions`."""
+_SECRETS = ("api_key", "admin_api_key", "headers")
