@@ -214,9 +214,9 @@ def test_a_rollouts_own_tokenizer_is_loaded_from_this_machine_only(
 
     monkeypatch.setattr("tito_core.chat.tokenizer._check_hub", never)
     texts = TokenTexts()
-    assert texts.of("missing/model") is None
-    assert texts.of(None) is None
+    assert texts.named("missing/model") is None
+    assert texts.named(None) is None
     tokenizer().save_pretrained(tmp_path / "here")
-    loaded = texts.of(str(tmp_path / "here"))
+    loaded = texts.named(str(tmp_path / "here"))
     assert loaded is not None
-    assert loaded is texts.of(str(tmp_path / "here")), "it is loaded once"
+    assert loaded is texts.named(str(tmp_path / "here")), "it is loaded once"
