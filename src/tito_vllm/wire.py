@@ -477,6 +477,10 @@ def must_not_stream(optional_outputs: OptionalOutputs, *, generates: bool) -> bo
     )
 
 
+MERGED = 256
+"""Events that are kept until they are merged: one takes a kilobyte, its merged token a fifth of that."""
+
+
 class EventAssembler(Generic[E]):
     """Assembles one response of either endpoint.
 
@@ -501,6 +505,8 @@ class EventAssembler(Generic[E]):
         decoded = msgspec.json.decode(event, type=self._kind)
         if len(decoded.choices) > 1:
             raise StreamError(f"an event holds {len(decoded.choices)} completions instead of one")
+        if len(self._events) == MERGED:
+            self._events = [self.result()]
         self._events.append(decoded)
         self._id = same_request(self._id, decoded.request_id if isinstance(decoded, Generation) else decoded.id)
         if not decoded.choices:

@@ -71,6 +71,23 @@ def test_a_smaller_text_offset_is_refused_and_an_equal_one_is_not() -> None:
     fails("offset 3 .* 4", events, completion(offset=3))
 
 
+@pytest.mark.parametrize("kind", [wire.Completion, wire.Generation])
+def test_a_long_stream_keeps_few_events(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One takes a kilobyte: a thousand rollouts of 32,000 streamed tokens each would hold 37 GB, in place of 8."""
+    make = completion if kind is wire.Completion else generation
+    sent = [make(token_ids=[n], finish_reason="stop" if n == 9 else None) for n in range(10)]
+
+    def answer(most: int) -> Any:
+        monkeypatch.setattr(wire, "MERGED", most)
+        events = stream.EventAssembler(kind)
+        for event in sent:
+            events.add(event)
+            assert len(events._events) <= most
+        return events.result()
+
+    assert answer(2) == answer(3) == answer(10)
+
+
 def test_outputs_that_a_stream_lacks() -> None:
     for generates in (True, False):
         assert not stream.must_not_stream(OptionalOutputs(top_logprobs=1), generates=generates)
