@@ -98,8 +98,8 @@ SAID = "Let me see,  at some length: what can be called, and with which argument
 _CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("add", {"a": 2**53 + 1, "b": -22}),
     ("look_up", {"word": "tree"}),
-    ("nowhere", {"word": " tree \n"}),
-    ("nowhere", {"a": [None, "}"]}),
+    ("nowhere", {"word": " tree \n", "a": [None, "}"]}),
+    ("nowhere", {"word": "\t house", "b": 2**53 + 1}),
     ("look_up", {"word": " tree \n"}),
     ("add", {}),
 )

@@ -346,10 +346,10 @@ def _without_recorded_stop(original: Any) -> Any:
 def _opening(original: Any) -> Any:
     """Call an edit or a trim a new system prompt."""
 
-    def branch_of(*arguments: Any) -> Any:
+    def branch_of(*arguments: Any, **may_branch: Any) -> Any:
         from tito_core.ledger.turn import Reason
 
-        branch = original(*arguments)
+        branch = original(*arguments, **may_branch)
         wrong = branch is not None and branch.reason in (Reason.EDIT, Reason.TRIM)
         return replace(branch, reason=Reason.OPENING) if wrong else branch
 
@@ -359,10 +359,10 @@ def _opening(original: Any) -> Any:
 def _reason(original: Any) -> Any:
     """Call every branch an edit."""
 
-    def branch_of(*arguments: Any) -> Any:
+    def branch_of(*arguments: Any, **may_branch: Any) -> Any:
         from tito_core.ledger.turn import Reason
 
-        branch = original(*arguments)
+        branch = original(*arguments, **may_branch)
         return branch if branch is None else replace(branch, reason=Reason.EDIT)
 
     return branch_of
