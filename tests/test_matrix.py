@@ -1,4 +1,4 @@
-"""The wheel of torch that all rows of tools/matrix.py share, as pip downloads it."""
+"""The wheel of torch that all rows of tools/matrix.py share, as pip downloads it; the tests of a row."""
 
 from __future__ import annotations
 
@@ -50,3 +50,7 @@ def test_an_interrupted_download_is_done_again(monkeypatch: pytest.MonkeyPatch) 
     wheel = matrix.cpu_torch("3.11")
     assert wheel is not None
     assert wheel.read_text() == "whole"
+
+
+def test_every_test_of_a_row_is_there() -> None:
+    assert [one for one in matrix.TESTS if not (Path(__file__).parent / one).exists()] == []

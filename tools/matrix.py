@@ -52,7 +52,7 @@ OF = {
     "chat": "certificate certify delta encoder ending environment gguf_tokenizer idioms image_content image_prompts"
     " inert_tokenizer message_format messages referee renderers rendering template tokenizer traced"
     " word_cache",
-    "backend": "connect connections http_errors in_process optional_outputs_recorded retries sampling_params streaming"
+    "backend": "connect connections http_errors optional_outputs_recorded retries sampling_params streaming"
     " tokenize transport unix_sockets",
     "model": "agent agent_errors forced histories_managers histories_middleware histories_tools images malformed"
     " model_parts sessions settings streaming",
