@@ -196,7 +196,8 @@ ABORTED_TOKENS = 180
 LATE_TOKENS = 48
 """Tokens that may come after an abort is confirmed: those of the steps in progress, and those in transfer."""
 SOON_S = 0.2
-"""Seconds within which the rest of an answer may come after its abort is confirmed: it was sampled before."""
+"""Seconds within which the rest of an answer may come after its abort is confirmed, or all of it without a stream: it
+was sampled before the abort."""
 
 
 ABORTS = 3
@@ -229,7 +230,9 @@ async def check_abort(server: ConnectedServer, tally: Tally) -> None:
         return
     for number, abort in enumerate(aborts, 1):
         output = abort.aborted.output_ids
-        if abort.early or (len(output) == ABORTED_TOKENS and abort.seconds < SOON_S):
+        if abort.early or (
+            len(output) == ABORTED_TOKENS and (abort.seconds < SOON_S or await _is_instant(server, prompt, sampling))
+        ):
             tally.skip("aborted", "The answer was complete before the abort, or within moments of it.")
             continue
         ended = abort.aborted.finish == Finish.ABORT and len(output) < ABORTED_TOKENS
@@ -244,6 +247,13 @@ async def check_abort(server: ConnectedServer, tally: Tally) -> None:
         if number == 1:
             ids = np.concatenate([prompt, output])
             await compare_scores(server, tally, "rescored", ids, abort.aborted.logprobs, sampling, "after an abort")
+
+
+async def _is_instant(server: ConnectedServer, prompt: TokenIds, sampling: SamplingParams) -> bool:
+    """Return whether an answer is sampled in moments: through a slow pipe, its stream comes long after that."""
+    began = time.monotonic()
+    await server.answer(prompt, sampling)
+    return time.monotonic() - began < SOON_S
 
 
 class Arrivals:

@@ -97,8 +97,19 @@ def end() -> int:
     return int(tokenizer().eos_token_id)
 
 
-@pytest.mark.parametrize(("latency", "judged"), [(0.0, False), (0.5, True)])
-def test_an_abort_that_came_too_late_is_not_judged(latency: float, judged: bool) -> None:
+@pytest.mark.parametrize(("latency", "pipe_s", "judged"), [(0.0, 0.0, False), (0.0, 9.0, False), (0.5, 0.0, True)])
+def test_an_abort_that_came_too_late_is_not_judged(
+    latency: float, pipe_s: float, judged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a slow pipe, the stream of an answer that was sampled in moments comes long after its abort."""
+    abort_all = fixed._abort_all_but_one
+
+    async def piped(*arguments: Any) -> Any:
+        aborts, other = await abort_all(*arguments)
+        return [replace(one, early=False, seconds=one.seconds + pipe_s) for one in aborts] if pipe_s else aborts, other
+
+    monkeypatch.setattr(fixed, "_abort_all_but_one", piped)
+
     async def check() -> Tally:
         server = await connect(target_of("vllm", replace(SOUND, options={"latency": lambda _: latency})))
         tally = Tally()
