@@ -112,7 +112,7 @@ class Recorder:
         inner: The backend under test.
         log: The log of its wire; empty if it takes no transport.
         read: The reader of the log; None if nothing is logged, or if no installed package reads the wire.
-        raw: Where there is no reader, the generations, in the order in which they were answered.
+        raw: The generations in the order of their answers, if nothing reads the wire; else empty.
         answers: Every answer of the run by request id: its kind, and against what each of its columns was compared.
         requests: Generations and scores that were requested so far.
         sent: How often each value of each sampling parameter was sent, by name.

@@ -223,7 +223,7 @@ class RolloutFolder:
         if (self.path / OLD_INDEX).exists():
             _adopt(self.path)
         files = files_of(self.path)
-        self._number = int(_FILE.fullmatch(files[-1].name)[1]) if files else 0  # type: ignore[index]  # `files_of`
+        self._number = int(files[-1].stem.rpartition("-")[2]) if files else 0
         newest: list[str] = []
         for path in files:
             newest = []

@@ -469,7 +469,7 @@ def _validator_class(types: Any) -> Any:
         "multipleOf": _multiple_of,
         **{keyword: partial(_counted, keyword) for keyword in _REPEATING},
     }
-    return extend(Draft202012Validator, keywords, type_checker=types)  # type: ignore[no-untyped-call]
+    return extend(Draft202012Validator, keywords, type_checker=types)  # type: ignore[no-untyped-call]  # jsonschema has no types
 
 
 def _children(schema: dict[str, Any], step: str | int, loose: bool = False) -> list[Any]:
