@@ -18,6 +18,7 @@ from strands_tito.collect.cli import collect
 from strands_tito.export.files import FORMATS, ExportOptions, write
 from strands_tito.export.output_file import is_stdout, or_stdout
 from strands_tito.export.trainer import Decode, LogprobPolicy, MissingPackageError
+from strands_tito.gateway.cli import gateway
 from strands_tito.inspect.score import TEACHER
 from strands_tito.inspect.show import (
     Show,
@@ -55,6 +56,7 @@ app = typer.Typer(
 app.add_typer(engine_app, name="engine", help="Install and run engines on this machine's CPU.")
 app.add_typer(template_app, name="template", help="Check and certify chat templates.")
 app.command()(collect)
+app.command()(gateway)
 app.command()(view)
 console: Console = VisibleConsole()
 COMMANDS = "tito.commands"

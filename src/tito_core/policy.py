@@ -260,10 +260,16 @@ class PolicyParts:
         return await connect(cls, None, backend=backend, base_url=base_url, tokenizer=tokenizer, **options)
 
     def ledger(
-        self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None
+        self,
+        uuid: str | None = None,
+        *,
+        group_id: str | None = None,
+        task_id: str | None = None,
+        user: Mapping[str, Any] | None = None,
     ) -> Ledger:
         """Make a new ledger with this policy's tokenizer and certificate in its header, attached to the store."""
         ledger = Ledger(
+            uuid,
             group_id=group_id,
             task_id=task_id,
             tokenizer=self.tokenizer.name_or_path or None,

@@ -291,6 +291,18 @@ def strict(value: Any) -> Any:
     return value  # a string, bytes, None, or already strict
 
 
+def plain(value: Any) -> Any:
+    """Return a copy of a strict copy with ordinary numbers."""
+    match value:
+        case dict():
+            return {key: plain(item) for key, item in value.items()}
+        case list():
+            return [plain(item) for item in value]
+        case _Number():
+            return value.value
+    return value
+
+
 class _Number:
     """A number that equals only numbers of its own type. It must be the left operand: `strict(a) == b`."""
 

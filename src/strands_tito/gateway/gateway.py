@@ -1,0 +1,471 @@
+"""An address for any harness: each request is translated to a turn of a ledger (`run_turn`), and its events back."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+import uuid
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from hashlib import blake2b
+from ipaddress import ip_address
+from typing import Any, NamedTuple, Self, Unpack
+from urllib.parse import unquote
+
+import msgspec
+from strands.types.streaming import StreamEvent
+
+from strands_tito.gateway.chat import Answer, ChatTurn, chat_turn
+from strands_tito.gateway.normalise import NORMALISERS, VERSION, Recognised, latest_turn, recognise
+from strands_tito.gateway.reply import Refusal, Reply, Request, decoded, error_json, error_reply, refusal_of
+from strands_tito.gateway.server import Server, transport_of
+from strands_tito.gateway.sessions import RunningTurn, Session, versions_of
+from tito_core.backend.values import InvalidValueError, refuse_unknown
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import Adapter
+from tito_core.model import Policy
+from tito_core.settings import RolloutOptions, Settings
+from tito_core.termination import Termination
+from tito_core.turn.history import STATE_KEY
+from tito_core.turn.inputs import TurnInput
+from tito_core.turn.run import run_turn
+
+ANNOTATION = "gateway"
+"""Name of a turn's annotation that says which normalisers it needed and which keys of its request had no effect."""
+_NAMES = uuid.UUID("5bd0f0f6-9d4c-4b6f-9e39-0a4d7a0c2f51")
+"""Namespace of the ledgers' uuids: with a store, a session's name names its ledger after a restart too."""
+_PLACES = ("tasks", "groups", "samples", "sessions")
+_KEEP_ALIVE_S = 10.0
+"""Seconds without an event after which a stream gets a comment, so that no proxy or client thinks that it is dead."""
+_PINNED = ("adapter", "weight_version", "group_id", "task_id")
+_ENDING = ("reward", "leaf", "annotations", "termination")
+
+
+class Place(NamedTuple):
+    """What an address names.
+
+    Attributes:
+        session: The session's name, or None.
+        labels: Its task, group and sample, where the address has them.
+        rest: The rest of the address, after the session.
+    """
+
+    session: str | None
+    labels: Mapping[str, str]
+    rest: str
+
+
+class Gateway:
+    """Serves a policy to harnesses that speak OpenAI's chat completions, and records every token.
+
+        async with Gateway(policy) as gateway:
+            client = AsyncOpenAI(base_url=f"{gateway.url}/sessions/task-7/v1", api_key="EMPTY")
+            ...
+            await gateway.end("task-7", reward=1.0)
+        gateway.ledger("task-7").trajectories
+
+    Args:
+        policy: The policy. With a store, each turn is in its file before the harness has the answer.
+        host: Address to listen at. Any but a loopback address needs `api_key`.
+        port: Port to listen at; 0 for a free one.
+        api_key: The key that harnesses send, alone or as KEY:SESSION. None admits everyone.
+        fixed_sampling: Whether the harness's sampling parameters have no effect.
+        normalisers: Differences in spelling that do not make a branch; see `normalise.NORMALISERS`.
+        ignored: Keys of requests that have no effect, though they would be refused.
+        max_sessions: Most sessions that are held in memory.
+        max_turns: Most turns at once.
+        max_body_bytes: Largest request.
+        idle_s: Seconds without a request after which a session ends, with the termination "limit".
+        **options: Options of the rollouts; see `RolloutOptions`. `malformed_calls` is "end_turn" by default, as a
+            harness cannot know our name of a malformed call.
+
+    Raises:
+        InvalidValueError: A bad value.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        fixed_sampling: bool = False,
+        normalisers: Collection[str] = NORMALISERS,
+        ignored: Collection[str] = (),
+        max_sessions: int = 100_000,
+        max_turns: int = 4096,
+        max_body_bytes: int = 1 << 26,
+        idle_s: float = 3600.0,
+        **options: Unpack[RolloutOptions],
+    ) -> None:
+        refuse_unknown("normaliser", dict.fromkeys(normalisers), NORMALISERS)
+        if api_key is None and not _is_loopback(host):
+            raise InvalidValueError(
+                f"host={host!r} lets other machines in, and there is no api_key: give one, or listen at 127.0.0.1."
+            )
+        self.policy = policy
+        self.api_key = api_key
+        self.fixed_sampling = fixed_sampling
+        self.normalisers = frozenset(normalisers)
+        self.ignored = frozenset(ignored)
+        self.max_sessions, self.max_turns, self.idle_s = max_sessions, max_turns, idle_s
+        options.setdefault("malformed_calls", "end_turn")
+        self._settings = Settings.of(**options).at(policy.info)
+        if self._settings.adapter is not None:
+            policy._adapters.admit(self._settings.adapter)
+        self._sessions: dict[str, Session] = {}
+        self._unnamed: list[Session] = []
+        self._known: dict[bytes, Settings] = {}
+        self._turns = 0
+        self._server = Server(self.answer, host, port, max_body_bytes)
+
+    @property
+    def url(self) -> str:
+        """Its address, without a path. Harnesses take `{url}/v1` or `{url}/sessions/NAME/v1`.
+
+        Raises:
+            RuntimeError: It does not listen.
+        """
+        return self._server.url
+
+    def transport(self, library: Any) -> Any:
+        """Return an HTTP transport to this gateway without a port, for clients in the same event loop.
+
+        Args:
+            library: The module `httpx` or `httpx2`, whichever the client uses: `openai` 3 uses `httpx2`.
+        """
+        return transport_of(self.answer, library)
+
+    async def __aenter__(self) -> Self:
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop()
+
+    @property
+    def ledgers(self) -> list[Ledger]:
+        """The ledgers of all sessions in memory, in the order of their first requests."""
+        return [session.ledger for session in (*self._sessions.values(), *self._unnamed)]
+
+    def ledger(self, name: str) -> Ledger:
+        """Return the ledger of a session.
+
+        Raises:
+            KeyError: There is no session of that name.
+        """
+        return self._sessions[name].ledger
+
+    async def end(
+        self,
+        name: str,
+        *,
+        reward: float | None = None,
+        leaf: int | None = None,
+        annotations: Mapping[str, Any] | None = None,
+        termination: Termination | str = Termination.COMPLETED,
+    ) -> Ledger:
+        """End a session: later requests of it are refused.
+
+        Args:
+            name: The session.
+            reward: Its reward.
+            leaf: The turn whose path the reward belongs to; see `Session.end`.
+            annotations: Further annotations of the rollout.
+            termination: Why it ended.
+
+        Raises:
+            Refusal: It is not known, has ended, or has a turn at work.
+            IndexError, TypeError, ValueError: A value cannot be recorded.
+        """
+        session = await self._session(Place(name, {}, ""), make=False)
+        if session.is_busy:
+            raise Refusal(f"Session {name!r} has a turn at work.", status=409, code="session_busy")
+        session.end(Termination(termination), reward, leaf, annotations)
+        return session.ledger
+
+    async def answer(self, request: Request) -> Reply:
+        """Answer a request. Errors are replies too, in OpenAI's form."""
+        try:
+            self._end_idle()
+            place = self._place(request)
+            return await self._route(request, place)
+        except Exception as error:
+            if (refusal := refusal_of(error)) is None:
+                raise
+            return error_reply(refusal)
+
+    async def _route(self, request: Request, place: Place) -> Reply:
+        match request.method, place.rest:
+            case "POST", "v1/chat/completions":
+                return await self._complete(request.body, place)
+            case "GET", "v1/models":
+                model = {"id": self.policy.info.model, "object": "model", "created": 0, "owned_by": "strands-tito"}
+                return Reply.of({"object": "list", "data": [model]})
+            case "GET", "health":
+                return Reply.of({"status": "ok"})
+            case "POST", "" if place.session is not None:
+                await self._pin(place, decoded(request.body))
+                return Reply.of({"session": place.session})
+            case "POST", "end" if place.session is not None:
+                given = decoded(request.body)
+                refuse_unknown("key", given, _ENDING)
+                ledger = await self.end(place.session, **given)
+                return Reply.of({"session": place.session, "ledger": ledger.uuid, "turns": len(ledger)})
+            case "GET", "trajectories" if place.session is not None:
+                session = await self._session(place, make=False, ended=True)
+                return Reply.of({"trajectories": _trajectories(session.ledger)})
+            case "DELETE", "" if place.session is not None:
+                await self._session(place, make=False, ended=True)
+                del self._sessions[place.session]
+                return Reply.of({"session": place.session})
+        raise Refusal(f"{request.method} {request.path} is not served.", status=404, code="not_found")
+
+    def _place(self, request: Request) -> Place:
+        """Return the place that a request names, by its address or else by the part of its key after the colon.
+
+        Raises:
+            Refusal: The key is wrong.
+        """
+        door, _, by_key = request.key.partition(":")
+        if self.api_key is not None and not hmac.compare_digest(door.encode(), self.api_key.encode()):
+            raise Refusal("The API key is wrong.", status=401, code="invalid_api_key")
+        parts = [unquote(part) for part in request.path.strip("/").split("/")]
+        labels: dict[str, str] = {}
+        while len(parts) > 1 and parts[0] in _PLACES:
+            labels[parts[0]] = parts[1]
+            parts = parts[2:]
+        name = "/".join(f"{kind}/{label}" for kind, label in labels.items()) if labels.keys() - {"sessions"} else None
+        return Place(name or labels.get("sessions") or by_key or None, labels, "/".join(parts))
+
+    async def _session(self, place: Place, *, make: bool, ended: bool = False) -> Session:
+        """Return a session by its name, from memory or else from the store.
+
+        Raises:
+            Refusal: It is not known and not to be made, it has ended, or too many are in memory.
+        """
+        name = place.session
+        session = self._sessions.get(name or "")
+        if session is None and name is not None and (stored := await self._stored(name)) is not None:
+            session = self._sessions[name] = Session(self.policy, name, stored, self._settings)
+        if session is None:
+            if not make:
+                raise Refusal(f"Session {name!r} is not known.", status=404, code="session_not_found")
+            session = self._new(place)
+        if session.termination is not None and not ended:
+            reason = f"Session {name!r} has ended ({session.termination}): begin another one."
+            raise Refusal(reason, status=410, code="session_ended")
+        session.used = time.monotonic()
+        if name is not None:  # the order of the last use
+            self._sessions[name] = self._sessions.pop(name)
+        return session
+
+    async def _stored(self, name: str) -> Ledger | None:
+        """Return the ledger of an earlier process under this name, or None."""
+        store, ledger = self.policy.store, self._uuid(name)
+        if store is None or ledger is None or ledger not in store:
+            return None
+        return await asyncio.to_thread(store.resume, ledger)
+
+    def _uuid(self, name: str) -> str | None:
+        store = self.policy.store
+        return None if store is None else str(uuid.uuid5(_NAMES, f"{store.path}\n{name}"))
+
+    def _new(self, place: Place, settings: Settings | None = None, pinned: Mapping[str, Any] | None = None) -> Session:
+        self._make_room()
+        pinned, name = pinned or {}, place.session
+        user = {"session": name, **place.labels} if name is not None else {}
+        ledger = self.policy.ledger(
+            None if name is None else self._uuid(name),
+            group_id=pinned.get("group_id") or place.labels.get("groups"),
+            task_id=pinned.get("task_id") or place.labels.get("tasks"),
+            user=user,
+        )
+        session = Session(self.policy, name, ledger, settings or self._settings, pinned.get("weight_version"))
+        if name is None:
+            self._unnamed.append(session)
+        else:
+            self._sessions[name] = session
+        return session
+
+    def _make_room(self) -> None:
+        if len(self._sessions) + len(self._unnamed) < self.max_sessions:
+            return
+        ended = next((name for name, each in self._sessions.items() if each.termination is not None), None)
+        if ended is None or self.policy.store is None:
+            raise Refusal(
+                f"{self.max_sessions} sessions are in memory. DELETE those that are exported.",
+                status=429,
+                code="too_many_sessions",
+                retry_after_s=10.0,
+            )
+        del self._sessions[ended]
+
+    def _end_idle(self) -> None:
+        """End the sessions that were not used for a time. The one that waits longest is always the first."""
+        before = time.monotonic() - self.idle_s
+        for session in (*self._sessions.values(), *self._unnamed):
+            if session.used > before:
+                return
+            if session.termination is None and not session.is_busy:
+                session.end(Termination.LIMIT)
+
+    async def _pin(self, place: Place, given: Mapping[str, Any]) -> None:
+        """Make a session with an adapter or a weight version of its own."""
+        refuse_unknown("key", given, _PINNED)
+        if place.session in self._sessions or (place.session and await self._stored(place.session)):
+            raise Refusal(f"Session {place.session!r} exists.", status=409, code="session_exists")
+        settings = self._settings
+        if (name := given.get("adapter")) is not None:
+            settings = replace(settings, adapter=Settings.of(adapter=name).adapter).at(self.policy.info)
+            self.policy._adapters.admit(Adapter(name))
+        self._new(place, settings, given)
+
+    async def _complete(self, body: bytes, place: Place) -> Reply:
+        turn = chat_turn(decoded(body), self.ignored)
+        session, recognised = await self._find(place, turn)
+        digest = blake2b(body, digest_size=16).digest()
+        running = session.running.get(digest)
+        if running is None or running.failed:
+            if self._turns >= self.max_turns:
+                raise Refusal(
+                    f"{self._turns} turns are at work.", status=429, code="rate_limit_exceeded", retry_after_s=1.0
+                )
+            running = RunningTurn(self._run(session, turn, recognised))
+            session.keep(digest, running)
+        answer = Answer(turn, f"chatcmpl-{uuid.uuid4().hex}", self._token_text)
+        if turn.stream:
+            return await self._streamed(session, digest, running, answer)
+        try:
+            content = await answer.whole(running.read())
+        except Exception:
+            session.running.pop(digest, None)
+            raise
+
+        async def whole() -> AsyncGenerator[bytes]:
+            yield content
+            session.running.pop(digest, None)  # written out whole: an equal request is another sample
+
+        return Reply(200, whole(), len(content))
+
+    async def _streamed(self, session: Session, digest: bytes, running: RunningTurn, answer: Answer) -> Reply:
+        """Reply with a stream, after the turn's first event: what fails before it is an error with a status."""
+        events = running.read(_KEEP_ALIVE_S)
+        try:
+            first = await anext(events)
+        except Exception:
+            session.running.pop(digest, None)
+            raise
+
+        async def chunks() -> AsyncGenerator[bytes]:
+            try:
+                async with aclosing(events):
+                    async for piece in answer.chunks(first, events):
+                        yield piece
+            except Exception as error:
+                if (refusal := refusal_of(error)) is None:
+                    raise
+                yield b"data: " + msgspec.json.encode(error_json(refusal)) + b"\n\n"
+            session.running.pop(digest, None)
+
+        return Reply(200, chunks())
+
+    async def _find(self, place: Place, turn: ChatTurn) -> tuple[Session, Recognised]:
+        """Return the session of a request. Without a name, it is the one whose answer the request's history continues.
+
+        Equal first prompts without a name are rollouts of their own.
+        """
+        if place.session is not None:
+            session = await self._session(place, make=True)
+            return session, self._recognised(session, turn)
+        continued: Session | None = None
+        for session in reversed(self._unnamed):
+            if session.termination is None and (found := self._recognised(session, turn)).continues:
+                latest = latest_turn(found.node)
+                if latest is not None and not session.ledger.extended(latest) and found.node is not None:
+                    continued = session
+                    if latest in found.node.turns:
+                        break
+                continued = continued or session
+        if continued is None:
+            continued = self._new(place)
+        else:
+            continued.used = time.monotonic()
+            self._unnamed.append(self._unnamed.pop(self._unnamed.index(continued)))
+        return continued, self._recognised(continued, turn)
+
+    def _recognised(self, session: Session, turn: ChatTurn) -> Recognised:
+        fingerprint = self.policy.template.fingerprint
+        return recognise(session.ledger, turn.system, turn.tools, fingerprint, turn.messages, self.normalisers)
+
+    async def _run(self, session: Session, turn: ChatTurn, found: Recognised) -> AsyncGenerator[StreamEvent]:
+        """Run a turn in a session's ledger, and record with it what the request needed."""
+        self._turns += 1
+        try:
+            settings, ledger, latest = self._settings_of(session, turn), session.ledger, latest_turn(found.node)
+            state: dict[str, Any] = {} if latest is None else {STATE_KEY: {"ledger": ledger.uuid, "turn": latest}}
+            turn_input = TurnInput.of(found.messages, found.system, turn.tools, turn.choice, None, state, None)
+            async with aclosing(
+                run_turn(self.policy, session.recording, settings, turn_input, time.monotonic())
+            ) as events:
+                async for event in events:
+                    yield event
+            committed = ledger[state[STATE_KEY]["turn"]]
+            ignored = {*turn.ignored, *(turn.sampling if self.fixed_sampling else ())} - session.ignored
+            session.ignored |= ignored
+            if found.used or ignored:
+                note = {"version": VERSION, "normalised": dict(found.used), "ignored": sorted(ignored)}
+                ledger.annotate(ANNOTATION, note, turn=committed.index)
+            wanted = session.weight_version
+            if wanted is not None and (seen := versions_of(committed)) != {wanted}:
+                session.end(Termination.ABORTED)
+                raise Refusal(
+                    f"The session is pinned to weight version {wanted!r}, and the turn was sampled by "
+                    f"{', '.join(map(repr, sorted(map(str, seen))))}. It is on record, and the session has ended.",
+                    status=410,
+                    code="session_ended",
+                )
+        finally:
+            self._turns -= 1
+
+    def _settings_of(self, session: Session, turn: ChatTurn) -> Settings:
+        """Return the settings of a turn: the session's, with what the request asks for. They are checked once."""
+        sampling = {} if self.fixed_sampling else turn.sampling
+        flags = (turn.stream, turn.logprobs, turn.runs_calls)
+        key = msgspec.json.encode([repr(session.settings.adapter), sampling, flags])
+        if (known := self._known.get(key)) is None:
+            changed = session.settings.changed(self.policy.info, sampling) if sampling else session.settings
+            if len(self._known) >= 256:
+                self._known.clear()
+            known = self._known[key] = replace(
+                changed, stream=turn.stream, reports_ids=turn.logprobs, runs_calls=turn.runs_calls
+            )
+        return known
+
+    def _token_text(self, token: int) -> str:
+        return str(self.policy.tokenizer.decode([token]))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _trajectories(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return a ledger's trajectories as JSON values; `logprobs` is null off the sampled tokens."""
+    return [
+        {
+            "token_ids": each.token_ids.tolist(),
+            "loss_mask": each.loss_mask.tolist(),
+            "logprobs": [None if value != value else value for value in each.logprobs.tolist()],
+            "turns": list(each.turns),
+        }
+        for each in ledger.trajectories
+    ]

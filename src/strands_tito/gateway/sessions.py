@@ -1,0 +1,181 @@
+"""Sessions of a gateway: each is a ledger with a name, the turns at work in it, and an end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from strands.types.streaming import StreamEvent
+
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import REWARD, Turn
+from tito_core.policy import PolicyParts
+from tito_core.settings import Settings
+from tito_core.termination import Termination, record_termination, recorded_termination
+from tito_core.turn.recording import Recording
+
+UNREAD = 16
+"""Answers that a session keeps for a client that lost its connection before it had them whole."""
+
+
+class RunningTurn:
+    """A turn at work, and those who read its events. When the last of them goes away before its end, it is cancelled.
+
+    Args:
+        events: The turn; its end is its commit.
+    """
+
+    def __init__(self, events: AsyncGenerator[StreamEvent]) -> None:
+        self._events: list[StreamEvent] = []
+        self._changed = asyncio.Event()
+        self._readers = 0
+        self._task = asyncio.create_task(self._run(events))
+        self._task.add_done_callback(self._ended)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it ended."""
+        return self._task.done()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it commits nothing: it was cancelled, or an error ended it."""
+        task = self._task
+        return task.cancelling() > 0 or (task.done() and (task.cancelled() or task.exception() is not None))
+
+    async def _run(self, events: AsyncGenerator[StreamEvent]) -> None:
+        try:
+            async for event in events:
+                self._events.append(event)
+                self._tell()
+        finally:
+            await events.aclose()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # its readers raise it; without any, it is nobody's
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def read(self, pause_s: float | None = None) -> AsyncGenerator[StreamEvent | None]:
+        """Yield its events from the first one, and return when the turn is committed.
+
+        Args:
+            pause_s: Seconds without an event after which None is yielded, again and again.
+
+        Raises:
+            Exception: The error that ended it; nothing was committed.
+        """
+        self._readers += 1
+        at = 0
+        try:
+            while True:
+                changed = self._changed
+                for event in self._events[at:]:
+                    at += 1
+                    yield event
+                if self._task.done():
+                    self._task.result()
+                    return
+                try:
+                    await asyncio.wait_for(changed.wait(), pause_s)
+                except TimeoutError:
+                    yield None
+        finally:
+            self._readers -= 1
+            if not self._readers and not self._task.done():
+                self._task.cancel()
+
+
+class Session:
+    """One ledger under a name.
+
+    Attributes:
+        name: Its name, or None for one that is found by content.
+        settings: The settings of its turns.
+        weight_version: The only weight version that its turns may have, or None for any.
+        recording: Its ledger.
+        running: Turns whose answer nobody has whole yet, by the digest of their request.
+        used: When it was used last, by `time.monotonic`.
+        ignored: Keys of requests that it took without effect.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyParts,
+        name: str | None,
+        ledger: Ledger,
+        settings: Settings,
+        weight_version: str | None = None,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.weight_version = weight_version
+        self.recording = Recording(policy, ledger)
+        self.running: dict[bytes, RunningTurn] = {}
+        self.used = time.monotonic()
+        self.ignored: set[str] = set()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Its ledger."""
+        return self.recording.ledger
+
+    @property
+    def termination(self) -> Termination | None:
+        """Why it ended, or None while it goes on."""
+        return recorded_termination(self.ledger)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn is at work."""
+        return any(not turn.is_done for turn in self.running.values())
+
+    def keep(self, request: bytes, turn: RunningTurn) -> None:
+        """Keep a turn until its answer is read whole, and drop the oldest of too many that never were."""
+        self.running[request] = turn
+        self.running = {digest: each for digest, each in self.running.items() if not each.failed}
+        done = [digest for digest, each in self.running.items() if each.is_done]
+        for digest in done[: max(0, len(self.running) - UNREAD)]:
+            del self.running[digest]
+
+    def end(
+        self,
+        termination: Termination,
+        reward: float | None = None,
+        leaf: int | None = None,
+        annotations: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record a reward and annotations, then why the session ended.
+
+        Args:
+            termination: The reason.
+            reward: The reward, or None.
+            leaf: The turn whose path the reward belongs to. Default: the last turn's, or the whole rollout where it has
+                one path.
+            annotations: Further annotations of the rollout.
+
+        Raises:
+            IndexError, TypeError, ValueError: The reward or an annotation cannot be recorded; nothing is.
+        """
+        leaves = self.ledger.leaves()
+        if leaf is None and len(leaves) > 1:
+            leaf = len(self.ledger) - 1
+        if leaf is not None and leaf not in leaves:
+            raise ValueError(f"leaf={leaf} is not the last turn of a path. Leaves of this session: {leaves}.")
+        if reward is not None:
+            self.ledger.annotate(REWARD, reward, turn=leaf)
+        for name, value in (annotations or {}).items():
+            self.ledger.annotate(name, value)
+        record_termination(self.ledger, termination)
+        self.ledger.seal()
+
+
+def versions_of(turn: Turn) -> set[str | None]:
+    """Return the weight versions that sampled a turn."""
+    return {span.version for span in turn.draft.engine.versions}
