@@ -190,7 +190,7 @@ async def test_an_agents_structured_output_is_a_forced_call_on_one_branch(
     monkeypatch.setattr(TITOModel, "_supports_structured_output", keeps_tools)
     script = Says("I think it is 5.", call("Sum", '{"total": 5}'), "Bye.")
     model = model_of(kind, script)
-    agent = Agent(model=model, tools=[look], callback_handler=None)
+    agent = Agent(model=model, tools=[look, count], callback_handler=None)
     result = await agent.invoke_async("2 + 3?", structured_output_model=Sum)
     assert result.structured_output == Sum(total=5)
     assert '"name": "Sum"' in json.dumps(sent(script)).replace('\\"', '"')

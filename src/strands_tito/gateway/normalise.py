@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.ledger.history import Node, plain
+from tito_core.ledger.history import Node, plain_copy
 from tito_core.ledger.ledger import Ledger
 from tito_core.turn.history import opening_of
 
@@ -92,7 +92,7 @@ def recognise(
         if child is None and message["role"] == "assistant":
             child, differences = _spelled_otherwise(node, message, allowed)
             if child is not None:
-                known[i] = plain(child.message)
+                known[i] = plain_copy(child.message)
                 renamed.update(zip(_call_ids(message), _call_ids(known[i]), strict=True))
                 used.update({name: used.get(name, 0) + 1 for name in differences})
         if child is None:
@@ -149,7 +149,7 @@ def _differences(known: Mapping[str, Any], message: Message) -> set[str] | None:
             used.add(IDS)
         if call["input"] != own["input"]:
             used.add(ARGUMENTS)
-            if _as_json(plain(call["input"])) != _as_json(own["input"]):
+            if _as_json(plain_copy(call["input"])) != _as_json(own["input"]):
                 return None
     return used
 

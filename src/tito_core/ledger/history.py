@@ -291,16 +291,14 @@ def strict(value: Any) -> Any:
     return value  # a string, bytes, None, or already strict
 
 
-def plain(value: Any) -> Any:
-    """Return a copy of a strict copy with ordinary numbers."""
+def plain_copy(value: Any) -> Any:
+    """Copy a strict value's containers, with its numbers as they were given: the inverse of `strict`."""
     match value:
         case dict():
-            return {key: plain(item) for key, item in value.items()}
-        case list():
-            return [plain(item) for item in value]
-        case _Number():
-            return value.value
-    return value
+            return {key: plain_copy(item) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)([plain_copy(item) for item in value])
+    return value.value if isinstance(value, _Number) else value
 
 
 class _Number:

@@ -18,7 +18,7 @@ from strands.types.tools import ToolSpec
 
 from tito_core.chat.encoder import LONG_TEXT
 from tito_core.chat.message_check import InvalidMessageError, check_bounds, check_messages, check_schemas
-from tito_core.ledger.history import Match
+from tito_core.ledger.history import Match, plain_copy
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Branch, Draft, Finish, Reason
 from tito_core.settings import Settings
@@ -227,7 +227,7 @@ def with_prompt_tools(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput
     opening = opening_of(turn_input.system_prompt, specs, policy.template.fingerprint)
     if before is None or specs[0] not in before["tools"] or {**before, "tools": opening["tools"]} != opening:
         return turn_input
-    return turn_input.choosing(before["tools"], specs[0]["name"])
+    return turn_input.choosing(plain_copy(before["tools"]), specs[0]["name"])
 
 
 def opening_of(system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None, template: str) -> Opening:
