@@ -97,7 +97,7 @@ def sampling_params(given: SamplingParams | Mapping[str, Any] | None) -> Samplin
         ValueError: An unknown name or a bad value.
     """
     if isinstance(given, SamplingParams):
-        return given
+        given = dict(given)  # pydantic checks and copies nothing of a `model_copy`
     if given is not None and not isinstance(given, Mapping):
         raise InvalidValueError(f"sampling must be a dict, such as {{'temperature': 0.7}}, not {short_repr(given)}.")
     return SamplingParams(**checked_names("sampling parameter", given or {}, SamplingParams.model_fields))

@@ -272,6 +272,17 @@ def test_an_option_of_the_other_function_names_it() -> None:
             policy.model(**{name: None})  # type: ignore[arg-type]
 
 
+def test_a_copy_of_sampling_parameters_is_checked_and_shares_nothing_with_its_maker() -> None:
+    """Pydantic checks no update of `model_copy`, by which frozen parameters are changed."""
+    update: dict[str, Any] = {"extra": {"logit_bias": {"5": 1.0}}}
+    settings = Settings.of(sampling=SamplingParams().model_copy(update=update))
+    update["extra"]["logit_bias"]["5"] = -100.0
+    assert settings.sampling.extra == {"logit_bias": {"5": 1.0}}
+    for wrong in ({"temperature": 0.001}, {"tempratur": 1.0}, {"extra": {"n": 2}}):
+        with pytest.raises(InvalidValueError):
+            Settings.of(sampling=SamplingParams().model_copy(update=wrong))
+
+
 FORCING = (
     *("thinking_token_budget", "max_thinking_tokens", "trace_decode_token_ids", "custom_logit_processor"),
     *("custom_params", "extra_args", "watermark", "watermarking", "allowed_token_ids", "kv_transfer_params"),
