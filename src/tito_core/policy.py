@@ -13,8 +13,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, Unpack, get_args
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from tito_core.backend.adapters import AdapterChecks
 from tito_core.backend.errors import ServerChangedError, hidden, printable
 from tito_core.backend.generate import connected
@@ -132,18 +130,16 @@ class PathText(NamedTuple):
     Attributes:
         text: That of the ledger's ids.
         collapsed: That of the ids as the next request sends them; None for a path without images.
-        ids: The ids, in parts; empty for a path with images, whose next request sends others.
     """
 
     text: IdText
     collapsed: IdText | None = None
-    ids: tuple[TokenIds, ...] = ()
 
 
 class PromptCache:
     """Texts of paths' ids, by ledger and last turn. References to ledgers are weak. Threads may share it.
 
-    A text takes up to seven bytes a token and its ids four, until its ledger is freed or a later turn replaces them.
+    A text takes up to seven bytes a token, until its ledger is freed or a later turn replaces the text.
     """
 
     def __init__(self) -> None:
@@ -157,11 +153,6 @@ class PromptCache:
         """Return the text of a path followed by a delta."""
         kept = self.path(ledger, parent)
         return (IdText.of(ledger.path_ids(parent)) if kept is None else kept.text).then(delta)
-
-    def ids(self, ledger: Ledger, parent: int | None, delta: TokenIds) -> TokenIds:
-        """Return the ids of a path followed by a delta, without a walk over its turns where they are kept (law 14)."""
-        kept = self.path(ledger, parent)
-        return np.concatenate((*kept.ids, delta)) if kept is not None and kept.ids else ledger.path_ids(parent, delta)
 
     def collapsed(self, ledger: Ledger, parent: int | None, ids: TokenIds) -> IdText:
         """Return the text of a path's collapsed ids."""

@@ -12,8 +12,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from support.drafts import make_draft
 from support.scripted import BACKENDS, Says, model_of, with_parts
@@ -188,21 +186,3 @@ def test_another_thread_may_add_a_text_while_the_oldest_one_is_dropped() -> None
         sys.setprofile(None)
     assert next(others) > 1000
     assert 2 not in prompts._kept[ledger], "the oldest"
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    st.lists(st.tuples(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), min_size=1)), min_size=1)
-)
-def test_kept_ids_are_those_of_the_path(turns: list[tuple[list[int], list[int]]]) -> None:
-    prompts, ledger = PromptCache(), Ledger()
-    parent: int | None = None
-    for delta, output in turns:
-        prompt = prompts.ids(ledger, parent, ids(*delta))
-        assert prompt.tolist() == ledger.path_ids(parent, ids(*delta)).tolist()
-        before = 0 if parent is None else ledger.path_length(parent)
-        ledger.commit(make_draft(parent, before, delta, output))
-        turn = len(ledger) - 1
-        path = Prompt(prompt, IdText.of(prompt)).answered(prompts, ledger, ledger[turn].draft, ids(*output))
-        prompts.keep(ledger, turn, parent, path)
-        parent = turn

@@ -66,7 +66,7 @@ class Prompt(msgspec.Struct, frozen=True, eq=False):
             return prompt
         if certificate.content_tokens == "inert":
             _check_written(delta, ledger.header.media_ids, 0)
-        ids = policy._prompts.ids(ledger, parent, delta)
+        ids = ledger.path_ids(parent, delta)
         return cls(ids, policy._prompts.text(ledger, parent, delta).for_array(ids))
 
     def answered(self, prompts: PromptCache, ledger: Ledger, draft: Draft, output_ids: TokenIds) -> PathText:
@@ -79,7 +79,7 @@ class Prompt(msgspec.Struct, frozen=True, eq=False):
         if self.images is None:
             before = prompts.path(ledger, parent)
             same = sent.continues(before.text, ids) if before else sent.matches(ledger.path_ids(parent, ids))
-            path = PathText(sent, ids=(self.ids, output_ids))
+            path = PathText(sent)
         else:
             same = sent.matches(collapsed_ids(ledger, draft))
             path = PathText(prompts.text(ledger, parent, ids), sent)
