@@ -62,8 +62,7 @@ async def test_a_generation_waits_while_the_server_is_paused(kind: Kind) -> None
     assert (await waiting).output_ids.tolist() == [5, EOS]
 
 
-@pytest.mark.parametrize("running", ["keep", "abort"])
-@pytest.mark.parametrize("release", ["0.32.0", "0.33.0"])
+@pytest.mark.parametrize(("release", "running"), [("0.32.0", "keep"), ("0.32.0", "abort"), ("0.33.0", "abort")])
 async def test_requests_outlast_a_pause_of_each_release_of_vllm(release: str, running: Running) -> None:
     """From 0.33 on a pause that aborts refuses new requests, and an answer that it cut is resumed after it."""
     waits = iter([3.0])

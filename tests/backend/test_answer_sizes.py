@@ -98,10 +98,9 @@ async def refused(url: str, request: HttpRequest, method: str = "POST") -> Backe
     return caught.value
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/version", "/health", "/model_info", "/tokenize"])
-async def test_an_information_answer_is_read_up_to_its_limit(path: str) -> None:
+async def test_an_information_answer_is_read_up_to_its_limit() -> None:
     with Server() as server, held() as peak:
-        error = await refused(server.url, HttpRequest(path), "GET")
+        error = await refused(server.url, HttpRequest("/v1/models"), "GET")
     assert isinstance(error, AnswerTooLargeError)
     assert error.limit == INFO_BYTES
     assert f"{INFO_BYTES:,} bytes" in str(error)
@@ -109,13 +108,6 @@ async def test_an_information_answer_is_read_up_to_its_limit(path: str) -> None:
     assert len(server.heads) == 1  # which the next try would find alike
     assert server.sent < 4 * INFO_BYTES + 16 * MIB  # what the sockets' buffers took
     assert peak[0] < 2 * INFO_BYTES
-
-
-async def test_a_content_length_above_the_limit_is_refused_unread() -> None:
-    with RawServer(head(f"Content-Length: {INFO_BYTES + 1}"), ends="hold") as server, held() as peak:
-        error = await refused(server.url, HttpRequest("/v1/models"), "GET")
-    assert isinstance(error, AnswerTooLargeError)
-    assert peak[0] < MIB
 
 
 async def test_an_answer_of_exactly_the_limit_is_read() -> None:
@@ -129,7 +121,7 @@ async def test_an_answer_of_exactly_the_limit_is_read() -> None:
             assert isinstance(await refused(server.url, HttpRequest("/v1/models")), AnswerTooLargeError)
 
 
-BOMB = b"0" * (64 * MIB)
+BOMB = b"0" * (16 * MIB)
 BOMBS = {"gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress}
 
 
@@ -143,15 +135,6 @@ async def test_a_decompression_bomb_is_decoded_up_to_the_limit(packing: str, sta
         error = await refused(server.url, HttpRequest("/v1/models"), "GET")
     assert isinstance(error, AnswerTooLargeError) == (status == "200 OK")
     assert peak[0] < 3 * INFO_BYTES
-
-
-@pytest.mark.parametrize("packing", ["br", "zstd", "compress", "gzip, br"])
-async def test_an_unsupported_encoding_is_not_decoded(packing: str) -> None:
-    with RawServer(head(f"Content-Encoding: {packing}", "Content-Length: 4") + b"gone") as server:
-        error = await refused(server.url, HttpRequest("/v1/models"))
-    assert isinstance(error, ProtocolViolationError)
-    assert "Content-Encoding" in str(error)
-    assert len(server.heads) == 1
 
 
 @pytest.mark.parametrize("status", ["200 OK", "400 Bad"])
@@ -291,53 +274,12 @@ async def test_a_real_answer_is_far_below_its_limit(
     for prompt, sampled in ((1, 1), (200, 60)):
         sampling = SamplingParams(max_new_tokens=sampled, ignore_eos=True)
         request = TokenRequest(np.full(prompt, 7, np.int32), sampling, "r", optional_outputs=optional_outputs)
-        lengths: list[int] = []
-        backend = in_process_backend(engine_of(kind, max_model_len=1000))
-        await backend.connect()
-        await backend.aclose()
-        backend.http._transports._make = counting(backend.http._transports._make, lengths)
+        backend = in_process_backend(engine := engine_of(kind, max_model_len=1000))
         await generate(backend, request, (lambda _: None) if streams else None)
-        await backend.aclose()
-        (length,) = lengths
+        length = len(engine.exchanges[-1].response.content)
         parts = 1 + (stream_events(request) if kind == "sglang" else 1) if streams else 1
         share = (answer_size(request).body - BASE_BYTES) * parts
         assert length < share / 4 + 2048 * parts
-
-
-def counting(make: Any, lengths: list[int]) -> Any:
-    """Make transports that record the length of each answer."""
-
-    def made() -> Any:
-        transport = make()
-        send = transport.send
-
-        async def counted(*args: Any) -> Any:
-            response = await send(*args)
-            body = await response.read(1 << 30)
-            lengths.append(len(body))
-            return BufferedResponse(response, body)
-
-        transport.send = counted
-        return transport
-
-    return made
-
-
-class BufferedResponse:
-    """A response whose body was read already."""
-
-    def __init__(self, response: Any, body: bytes) -> None:
-        self.status, self.kind, self.headers = response.status, response.kind, response.headers
-        self._response, self._body = response, body
-
-    async def read(self, limit: int) -> bytes:
-        return self._body
-
-    async def pieces(self) -> Any:
-        yield self._body
-
-    async def aclose(self) -> None:
-        await self._response.aclose()
 
 
 PACKINGS = {
@@ -414,19 +356,6 @@ def test_the_limit_counts_the_tokens_of_images(old: int, new: int, length: int) 
     images = PromptImages((picture,) * (old + new), 7, (length,) * old)
     more = old * (length - 1) + new * IMAGE_TOKENS
     assert answer_size(replace(request, images=images)).body == answer_size(request).body + more * TOKEN_BYTES
-
-
-async def test_text_is_decompressed_no_further_than_its_limit() -> None:
-    bomb, limit = gzip.compress(bytes(64 * MIB)), 3 * MIB // 4
-
-    async def raw() -> AsyncIterator[bytes]:
-        yield bomb
-
-    async def release() -> None: ...
-
-    with held() as peak:
-        assert await HttpResponse(500, {"content-encoding": "gzip"}, raw(), release).text(limit) == "\0" * limit
-    assert peak[0] < 8 * MIB
 
 
 async def test_a_compressed_stream_is_refused() -> None:

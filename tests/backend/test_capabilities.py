@@ -20,9 +20,7 @@ from tito_core.backend import (
     Capabilities,
     EngineInfo,
     OptionalOutputs,
-    RawResponse,
     SamplingParams,
-    TokenRequest,
     UnsupportedByServerError,
 )
 from tito_core.backend.generate import generate
@@ -102,21 +100,6 @@ async def test_an_unsupported_output_is_refused_with_the_server_option(
             await generate(backend, request)
         assert len(bodies(engine)) == sent
         assert not engine.state.dead
-
-
-@pytest.mark.parametrize("kind", WIRES)
-async def test_supported_outputs_are_accepted(kind: Kind) -> None:
-    options = {"experts": (2, 2), "priorities": True}
-    backend = in_process_backend(engine_of(kind, **options))
-    info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
-    optional_outputs = OptionalOutputs(
-        top_logprobs=info.capabilities.top_logprobs,
-        prompt_logprobs=True,
-        routed_experts=(2, 2),
-        priority=1,
-        cache_salt="s",
-    )
-    assert Settings.of(optional_outputs=optional_outputs).at(info).optional_outputs is optional_outputs
 
 
 def test_sglang_does_not_report_the_shape_of_experts() -> None:
@@ -210,32 +193,10 @@ def test_no_optional_output_crashes_a_server(
     assert not engine.state.dead
 
 
-class Plain:
-    """A backend of somebody else's, which knows nothing of what may be wanted."""
-
-    def __init__(self, kind: Kind) -> None:
-        self._backend = in_process_backend(engine_of(kind))
-        self.name, self.score = self._backend.name, self._backend.score
-        self.abort, self.aclose = self._backend.abort, self._backend.aclose
-
-    async def connect(self) -> EngineInfo:
-        return replace(await self._backend.connect(), capabilities=Capabilities())
-
-    async def generate(self, request: TokenRequest) -> RawResponse:
-        return await self._backend.generate(replace(request, optional_outputs=OptionalOutputs()))
-
-
-@pytest.mark.parametrize("kind", WIRES)
-async def test_a_backend_without_optional_outputs_supports_none(kind: Kind) -> None:
-    backend = Plain(kind)
-    info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
-    assert info.processed_logprobs is (kind == "sglang")
-    assert info.truncated_logprobs is None
-    for optional_outputs in (
-        {"top_logprobs": 1},
-        {"prompt_logprobs": True},
-        {"routed_experts": True},
-        {"sampling_mask": True},
-    ):
-        with pytest.raises(UnsupportedByServerError, match=r"(Lower it|Leave it out)\."):
-            Settings.of(optional_outputs=optional_outputs, sampling={"top_k": 2}).at(info)
+@pytest.mark.parametrize("name", ["top_logprobs", "prompt_logprobs", "routed_experts", "sampling_mask"])
+def test_what_a_server_without_an_option_for_it_does_not_give_is_refused(name: str) -> None:
+    none = Capabilities(top_logprobs=0, prompt_logprobs=False, routed_experts=False, sampling_mask=False)
+    with pytest.raises(UnsupportedByServerError, match=r"(Lower it|Leave it out)\."):
+        Settings.of(optional_outputs={name: 1 if name == "top_logprobs" else True}, sampling={"top_k": 2}).at(
+            EngineInfo("toy", "m", 100, "1", capabilities=none)
+        )

@@ -27,9 +27,9 @@ from support.backends import (
     request_of,
     reserved,
 )
-from tito_conformance.testing import Fault, InProcessTransport, WireResponse, scripted_server
-from tito_conformance.testing.script import Replay
+from tito_conformance.testing import Fault, InProcessTransport, WireResponse
 from tito_core.backend import (
+    BackendError,
     BadRequestError,
     EngineConnectionError,
     EngineTimeoutError,
@@ -65,11 +65,6 @@ async def test_a_wrong_model_name_lists_those_served(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_right_model_name_is_accepted(kind: Kind) -> None:
-    assert (await backend_of(engine_of(kind, model="mine"), model="mine").connect()).model == "mine"
-
-
-@pytest.mark.parametrize("kind", KINDS)
 async def test_the_other_kind_of_server_is_named_with_the_backend_to_use(kind: Kind) -> None:
     other: Kind = "sglang" if kind == "vllm" else "vllm"
     engine = engine_of(other)
@@ -79,29 +74,18 @@ async def test_the_other_kind_of_server_is_named_with_the_backend_to_use(kind: K
         await backend.connect()
 
 
+WRONG: list[tuple[WireResponse, type[BackendError], str]] = [
+    (http_response(200, json={"data": []}), BadRequestError, r"http://scripted .*no model.*start it"),
+    (http_response(404), BadRequestError, r"http://scripted/v1/models .*404.*Check"),
+    (http_response(200, text="<html>Welcome to nginx!</html>"), ProtocolViolationError, "Welcome to nginx.*{kind}"),
+]
+
+
+@pytest.mark.parametrize(("response", "error", "sentence"), WRONG)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_server_without_a_model_is_refused(kind: Kind) -> None:
-    backend = answering(kind, lambda _: http_response(200, json={"data": []}))
-    with pytest.raises(BadRequestError, match=r"http://scripted .*no model.*start it"):
-        await backend.connect()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_wrong_path_is_reported_with_the_address(kind: Kind) -> None:
-    with scripted_server(kind, Replay([])) as server:
-        backend = BACKENDS[kind](server.base_url + "/api")
-        with pytest.raises(BadRequestError, match=f"{server.base_url}/api/v1/models .*404.*Check"):
-            await backend.connect()
-        await backend.aclose()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_web_page_is_reported(kind: Kind) -> None:
-    backend = answering(
-        kind, lambda _: http_response(200, text="<html>Welcome to nginx!</html>", headers={"content-type": "text/html"})
-    )
-    with pytest.raises(ProtocolViolationError, match=f"Welcome to nginx.*{kind}"):
-        await backend.connect()
+async def test_a_wrong_server_is_reported(kind: Kind, response: WireResponse, error: Any, sentence: str) -> None:
+    with pytest.raises(error, match=sentence.format(kind=kind)):
+        await answering(kind, lambda _: response).connect()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from backend.test_raw_responses import Liar
 from support.backends import PROMPT, request_of
 from support.scripted import tokenizer
 from tito_core import Policy
@@ -65,31 +66,9 @@ def test_a_server_may_take_any_number_of_images(most: int | None) -> None:
     assert EngineInfo("liar", "m", 100, "1", images=ImageSupport(True, most)).images.most == most
 
 
-class Third:
-    """A third party's backend that says what it was made with."""
-
-    name: Any = "liar"
-
-    def __init__(self, info: Any = None) -> None:
-        self.info = info
-
-    async def connect(self) -> Any:
-        return self.info
-
-    async def generate(self, request: Any, on_chunk: Any = None) -> Any: ...
-
-    async def score(self, token_ids: Any) -> Any: ...
-
-    async def tokenize(self, text: str) -> Any: ...
-
-    async def abort(self, request_id: str) -> None: ...
-
-    async def aclose(self) -> None: ...
-
-
 @pytest.mark.parametrize("info", [None, {}, "x", 5, EngineInfo, "\ud800"])
 def test_a_result_that_is_not_an_engine_info_is_refused(info: Any) -> None:
-    backend: Any = Third(info)
+    backend: Any = Liar(None, info=info)
     for work in (generate(backend, request_of()), score(backend, PROMPT), tokenize(backend, "text")):
         with pytest.raises(ProtocolViolationError, match="EngineInfo") as caught:
             asyncio.run(work)
@@ -98,7 +77,7 @@ def test_a_result_that_is_not_an_engine_info_is_refused(info: Any) -> None:
 
 
 def test_a_policy_refuses_it_at_connect() -> None:
-    backend: Any = Third({})
+    backend: Any = Liar(None, info={})
     with pytest.raises(ProtocolViolationError, match="EngineInfo"):
         Policy.connect(backend=backend, tokenizer=tokenizer())
 
@@ -109,7 +88,7 @@ METHODS = ("connect", "generate", "score", "tokenize", "abort", "aclose")
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("value", [None, 5, lambda *_: None])
 def test_a_backend_has_all_methods_as_coroutine_functions(name: str, value: Any) -> None:
-    backend = Third()
+    backend: Any = Liar(None)
     check_backend(backend)
     setattr(backend, name, value)
     with pytest.raises(InvalidValueError, match=name):
@@ -118,9 +97,9 @@ def test_a_backend_has_all_methods_as_coroutine_functions(name: str, value: Any)
 
 def test_a_backend_is_an_instance_with_a_name() -> None:
     with pytest.raises(InvalidValueError, match="class"):
-        check_backend(Third)
+        check_backend(Liar)
     for name in (None, 5, "\ud800"):
-        backend = Third()
+        backend: Any = Liar(None)
         backend.name = name
         with pytest.raises(InvalidValueError, match="name"):
             check_backend(backend)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -107,17 +106,6 @@ async def test_each_header_is_sent_once_with_the_whole_body(name: str, method: s
         if whole or method == "POST":
             expected["content-length"] = str(len(whole))
         assert {name: value for name, value in sent.items() if name != "user-agent"} == expected
-
-
-async def test_a_compressed_answer_is_read() -> None:
-    packed = gzip.compress(b'{"a": 1}')
-    async with listening(answer(packed, "Content-Encoding: gzip", "Content-Type: application/json")) as listener:
-        http = http_to("vllm", f"http://127.0.0.1:{listener.port}")
-        for _ in range(2):
-            answered = await http.send(HttpRequest("/x", b"{}"))
-            assert answered == b'{"a": 1}'
-        await http.aclose()
-    assert len(listener.bodies) == 2
 
 
 STATUSES = {"401 No": AuthenticationError, "503 Busy": ThrottledError, "500 Broken": ServerError}

@@ -25,7 +25,7 @@ from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import NO_COLUMNS, EngineInfo, TokenResponse
 from tito_core.backend.resume import continuing, joined, resumable
 from tito_core.ledger.columns import Column
-from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
+from tito_core.ledger.turn import Adapter, Finish, ResponseSpan, VersionSpan
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -95,13 +95,14 @@ def test_the_next_request_samples_the_missing_tokens(
         optional_outputs=optional_outputs,
         id_text=IdText.of(request.input_ids) if kept else None,
         session_id="s",
+        adapter=Adapter("one"),
     )
     there = list(itertools.chain(*parts))
     following = continuing(request, [part(ids) for ids in parts], number)
     assert following.input_ids.tolist() == [*PROMPT, *there]
     assert following.input_ids.dtype == np.int32
     assert not following.input_ids.flags.writeable
-    assert (following.request_id, following.session_id) == (f"r-part{number}", "s")
+    assert (following.request_id, following.session_id, following.adapter) == (f"r-part{number}", "s", Adapter("one"))
     assert following.sampling.max_new_tokens == 20 - len(there)
     assert following.sampling.min_new_tokens == max(0, least - len(there))
     if seed is None:

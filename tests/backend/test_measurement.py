@@ -132,64 +132,11 @@ def test_logprobs_near_the_scores_are_raw_and_far_ones_are_processed(apart: floa
     assert info.truncated_logprobs is None
 
 
-@settings(max_examples=20)
-@given(
-    st.integers(0, 2**32 - 1),
-    st.floats(0.5, 8.0),
-    st.floats(0.0, 0.12),
-    st.sampled_from([40, 1000, 30000]),
-    st.floats(0.0, 1.0),
-)
-def test_raw_and_processed_logprobs_are_never_confused(
-    seed: int, scale: float, noise: float, vocabulary: int, certain: float
-) -> None:
-    """Logits of any scale, a share of places where one token is certain, numbers as inexact as bfloat16 makes them.
-
-    Undecided at worst.
-    """
-    draws = np.random.default_rng(seed)
-    logits = draws.normal(0, scale, (32, vocabulary))
-    logits[draws.random(32) < certain, 7] = 20 * scale + 30
-    raw, processed = (each - np.logaddexp.reduce(each, axis=1, keepdims=True) for each in (logits, logits / 2))
-    at = np.arange(32)
-    sampled = np.argmax(processed + draws.gumbel(size=processed.shape), axis=1)
-    scored = raw[at, sampled] + draws.normal(0, noise, 32)
-    for reported, processes in ((raw, False), (processed, True)):
-        noisy = reported[at, sampled] + draws.normal(0, noise, 32)
-        assert found(MeasuredServer(noisy.tolist(), scored.tolist())).processed_logprobs in (processes, None)
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 2**32 - 1), st.floats(0.2, 2.0), st.floats(0.0, 0.35), st.sampled_from([40, 1000, 30000]))
-def test_a_few_very_unlikely_tokens_do_not_make_processed_logprobs_raw(
-    seed: int, scale: float, certain: float, vocabulary: int
-) -> None:
-    """Nearly undecided in most places, and in some nearly sure of a token that is not sampled all the same."""
-    draws = np.random.default_rng(seed)
-    logits = draws.normal(0, scale, (32, vocabulary))
-    logits[draws.random(32) < certain, 7] += 2 * np.log(vocabulary) + draws.uniform(-1, 2)
-    raw, processed = (each - np.logaddexp.reduce(each, axis=1, keepdims=True) for each in (logits, logits / 2))
-    at = np.arange(32)
-    sampled = np.argmax(processed + draws.gumbel(size=processed.shape), axis=1)
-    for reported, processes in ((raw, False), (processed, True)):
-        info = found(MeasuredServer(reported[at, sampled].tolist(), raw[at, sampled].tolist()))
-        assert info.processed_logprobs in (processes, None)
-
-
 def test_three_very_unlikely_tokens_are_no_spread() -> None:
     """Of 32: else what lies 0.3 nats apart in most places would count as the same."""
     scored = [*np.linspace(-10.6, -9.4, 29).tolist(), -24.0, -24.0, -24.0]
     reported = [value + 0.3 for value in scored[:29]] + [-12.5] * 3
     assert found(MeasuredServer(reported, scored)).processed_logprobs is True
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.05, 0.1])
-def test_a_policy_of_wide_spread_is_measured_also_in_bfloat16(noise: float) -> None:
-    draws = np.random.default_rng(3)
-    scored = draws.normal(-12, 4, 32)
-    raw = scored + draws.normal(0, noise, 32)
-    assert found(MeasuredServer(raw.tolist(), scored.tolist())).processed_logprobs is False
-    assert found(MeasuredServer((raw / 2 - 1).tolist(), scored.tolist())).processed_logprobs is True
 
 
 def test_an_open_result_is_measured_again_at_temperature_1() -> None:

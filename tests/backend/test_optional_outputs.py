@@ -15,7 +15,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.backends import (
-    EOS,
     PROMPT,
     VOCAB,
     WIRES,
@@ -27,11 +26,10 @@ from support.backends import (
     in_process_backend,
     request_of,
 )
-from tito_conformance.testing import Completion, Fault, always
+from tito_conformance.testing import Fault, always
 from tito_conformance.testing.script import routed
 from tito_core.backend import OptionalOutputs, ProtocolViolationError, TokenResponse
 from tito_core.backend.generate import generate
-from tito_core.ledger import Column
 
 Edit = Callable[[Any], Any]
 LAYERS, EXPERTS = 3, 2
@@ -134,56 +132,6 @@ def test_request_fields_of_optional_outputs(kind: Kind) -> None:
         assert (params["prompt_logprobs"], params["routed_experts_prompt_start"]) == (0, 2)
     assert body["cache_salt"] == "mine"
     assert body["priority"] == {"vllm": -3, "sglang": 3}[engine_name(kind)], "vLLM serves lower ones sooner"
-
-
-@pytest.mark.parametrize("kind", WIRES)
-def test_the_prefix_cache_is_kept_up_to_the_delta_where_the_engine_can(kind: Kind) -> None:
-    engine, prompt = engine_of(kind), tuple(range(10, 110))
-    backend = in_process_backend(engine)
-
-    async def cached(optional_outputs: OptionalOutputs, start: int) -> int | None:
-        return (
-            await generate(backend, replace(request_of(prompt), optional_outputs=optional_outputs, delta_start=start))
-        ).cached_tokens
-
-    asyncio.run(cached(OptionalOutputs(), 0))
-    whole = {"vllm": 96, "sglang": 99}[engine_name(kind)]
-    assert asyncio.run(cached(OptionalOutputs(), 80)) == whole
-    assert asyncio.run(cached(OptionalOutputs(top_logprobs=2), 80)) == whole
-    assert (
-        asyncio.run(cached(OptionalOutputs(prompt_logprobs=True), 80)) == {"vllm": 0, "sglang": 79}[engine_name(kind)]
-    )
-    assert asyncio.run(cached(OptionalOutputs(cache_salt="mine"), 80)) == 0
-    assert asyncio.run(cached(OptionalOutputs(cache_salt="mine"), 80)) == whole
-
-
-@pytest.mark.parametrize("kind", WIRES)
-def test_a_token_outside_the_top_list_is_less_likely(kind: Kind) -> None:
-    response, _ = ask(
-        kind,
-        optional_outputs=OptionalOutputs(top_logprobs=1),
-        options={"sampling_masks": False},
-        top_k=-1,
-        temperature=2.0,
-    )
-    likeliest = response.columns["top_logprobs"].values[:, 0]
-    sampled = response.columns["top_ids"].values[:, 0] == response.output_ids
-    assert not sampled.all()
-    assert (response.logprobs[~sampled] < likeliest[~sampled]).all()
-    assert (response.logprobs[sampled] == likeliest[sampled]).all()
-
-
-@pytest.mark.parametrize("kind", WIRES)
-def test_masked_tokens_are_not_top_tokens(kind: Kind) -> None:
-    """vLLM lists tokens that top_k cut off with -9999 where its logprobs are processed ones."""
-    options = {"truncated_logprobs": True, "raw_logprobs": False, "sampling_masks": False}
-    response, engine = ask(kind, optional_outputs=OptionalOutputs(top_logprobs=5), options=options, top_k=2)
-    ids, logprobs = (response.columns[name].values for name in ("top_ids", "top_logprobs"))
-    assert (ids[:, 2:] == -1).all()
-    assert np.isnan(logprobs[:, 2:]).all()
-    assert np.allclose(np.exp(logprobs[:, :2]).sum(1), 1, atol=1e-6)
-    if kind != "sglang":
-        assert b"-9999.0" in engine.exchanges[-1].response.content
 
 
 # Planted edits: each wire's place of a thing, under one name.
@@ -305,50 +253,6 @@ def test_a_planted_edit_is_refused_with_its_values(kind: Kind, name: str) -> Non
     assert (caught.value.backend, caught.value.request_id) == (engine_name(kind), "r")
 
 
-@pytest.mark.parametrize("kind", WIRES)
-def test_the_planted_edits_need_what_they_edit(kind: Kind) -> None:
-    response, _ = ask(kind, lambda answer: None, ignore_eos=True)
-    assert len(response.output_ids) == 8
-    assert len(response.columns) == (4 if kind == "vllm-completions" else 5)
-
-
-@pytest.mark.parametrize("kind", WIRES)
-def test_routed_experts_of_the_whole_sequence_are_cut_to_the_delta(kind: Kind) -> None:
-    """Some servers ignore the offset that they are asked from."""
-    sent: list[Any] = []
-
-    def full(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        sent.append(np.concatenate([np.full((2, LAYERS, EXPERTS), 9), array]).astype(np.uint8))
-        return sent[0]
-
-    response, _ = ask(
-        kind, experts(full), delta_start=3, optional_outputs=OptionalOutputs(routed_experts=(LAYERS, EXPERTS))
-    )
-    column = response.columns["routed_experts"]
-    assert column.start == 2
-    assert column.values.tolist() == sent[0][2:].tolist()
-
-
-@pytest.mark.parametrize("kind", ["vllm", "vllm-completions"])
-def test_an_npy_must_have_the_users_shape(kind: Kind) -> None:
-    response, _ = ask(kind, optional_outputs=OptionalOutputs(routed_experts=True))
-    assert response.columns["routed_experts"].shape[1:] == (LAYERS, EXPERTS)
-    with pytest.raises(ProtocolViolationError, match=r"have shape \(\d+, 3, 2\), expected \(\d+, 4, 2\)"):
-        ask(kind, optional_outputs=OptionalOutputs(routed_experts=(4, 2)))
-
-
-@pytest.mark.parametrize("kind", ["vllm", "vllm-completions"])
-@pytest.mark.parametrize("array", [np.zeros((12, 3, 2), np.float32), np.zeros((12, 6), np.uint8), np.int64(3)])
-def test_an_npy_of_something_else_is_refused(kind: Kind, array: Any) -> None:
-    with pytest.raises(ProtocolViolationError, match="Law 2: routed_experts"):
-        ask(
-            kind,
-            experts(lambda _: np.asarray(array)),
-            ignore_eos=True,
-            optional_outputs=OptionalOutputs(routed_experts=True),
-        )
-
-
 def test_an_npy_cannot_allocate_more_than_its_own_size() -> None:
     header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (900000000000, 3, 2), }"
     raw = b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n" + bytes(12)
@@ -364,20 +268,3 @@ def test_a_lenient_request_allows_missing_outputs(kind: Kind) -> None:
     request = replace(request_of(top_k=2), optional_outputs=optional_outputs, is_probe=True)
     columns = asyncio.run(generate(in_process_backend(engine), request)).columns
     assert set(columns) == {"top_ids", "top_logprobs"} | ({"sampling_mask"} if kind == "sglang" else set())
-
-
-@pytest.mark.parametrize("kind", WIRES)
-def test_a_turn_that_ends_at_once_has_columns_of_one_token(kind: Kind) -> None:
-    engine = engine_of(kind, lambda _: Completion([EOS]), experts=(LAYERS, EXPERTS))
-    optional_outputs = OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=(LAYERS, EXPERTS))
-    columns = asyncio.run(
-        generate(in_process_backend(engine), replace(request_of([7]), optional_outputs=optional_outputs))
-    ).columns
-    shapes = {name: (column.start, column.shape) for name, column in columns.items()}
-    assert shapes == {
-        "top_ids": (1, (1, 2)),
-        "top_logprobs": (1, (1, 2)),
-        "prompt_logprobs": (1, (0,)),
-        "routed_experts": (0, (1, LAYERS, EXPERTS)),
-    }
-    assert isinstance(columns["top_ids"], Column)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from support.aborting import Aborting
 from support.backends import EOS, PROMPT, WIRES, Kind, engine_name, engine_of, in_process_backend, request_of, reserved
-from tito_conformance.testing import HashPolicy
 from tito_core.backend import GenerationAbortedError, OnAbort, TokenChunk, TokenResponse, generate_resuming, resume
-from tito_core.ledger.laws import check_responses, check_versions
-from tito_core.ledger.turn import Finish, VersionSpan
+from tito_core.ledger.laws import check_versions
+from tito_core.ledger.turn import Finish
 
 WHOLE = (*range(20, 30), EOS)
 
@@ -29,43 +25,6 @@ def ask(kind: Kind, script: Any, on_abort: OnAbort = "resume", **sampling: Any) 
     settings = {"max_new_tokens": 32, **sampling}
     engine = engine_of(kind, script)
     return asyncio.run(generate_resuming(in_process_backend(engine), request_of(**settings), on_abort))
-
-
-@pytest.mark.parametrize("kind", WIRES)
-@settings(max_examples=10, deadline=None)
-@given(cuts=st.lists(st.integers(0, 4), max_size=6), versions=st.lists(st.sampled_from("ab"), min_size=7, max_size=7))
-def test_a_resumed_completion_is_what_one_response_would_have_been(
-    kind: Kind, cuts: list[int], versions: list[str]
-) -> None:
-    while sum(cuts) >= len(WHOLE):
-        cuts.pop()
-    script = Aborting(WHOLE, cuts, versions=versions)
-    response = ask(kind, script)
-    assert response.output_ids.tolist() == list(WHOLE)
-    assert (response.finish, response.stop, response.prompt_length) == (Finish.STOP, EOS, len(PROMPT))
-    ends = np.cumsum([*cuts, len(WHOLE) - sum(cuts)]).tolist()
-    spans = [
-        (start, stop, run) for run, (start, stop) in enumerate(zip([0, *ends], ends, strict=False)) if stop > start
-    ]
-    for start, stop, run in spans:  # the logprobs of each part as that part's response had them
-        assert set(response.logprobs[start:stop].tolist()) == {-0.25 - 0.5 * run}
-        if kind != "vllm-completions":
-            inside = [span.version for span in response.versions if span.start < stop and span.stop > start]
-            assert inside == [versions[run]]
-    check_versions(response.versions, len(WHOLE))
-    if len(spans) > 1:
-        check_responses(response.responses, len(WHOLE), turn=0)
-        names = [f"r-part{run}" if run else "r" for _, _, run in spans]
-        assert [(s.start, s.stop, s.request_id) for s in response.responses] == [
-            (start, stop, name) for (start, stop, _), name in zip(spans, names, strict=True)
-        ]
-    else:
-        assert response.responses == ()
-    done = 0
-    for number, request in enumerate(script.requests):
-        assert request.prompt_ids == (*PROMPT, *WHOLE[:done])
-        assert request.max_new_tokens == 32 - done
-        done += cuts[number] if number < len(cuts) else 0
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -172,22 +131,3 @@ def test_a_server_that_aborts_everything_is_not_retried_forever(
     with pytest.raises(GenerationAbortedError, match=r"resumed 4 times, the most that is tried"):
         ask(kind, script)
     assert len(script.requests) == 5
-
-
-@pytest.mark.parametrize("kind", WIRES)
-async def test_a_generation_goes_on_over_a_pause_and_a_change_of_weights(kind: Kind) -> None:
-    waits = iter([6.0])  # the first part is under way for longer than a busy machine may stand still
-    engine = engine_of(kind, HashPolicy(1000), latency=lambda _: next(waits, 0.0))
-    backend: Any = in_process_backend(engine, sleep=asyncio.sleep)
-    sampling = {"max_new_tokens": 200, "stop_token_ids": ()}
-    task = asyncio.create_task(generate_resuming(backend, request_of(**sampling)))
-    while not engine.running:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.3)
-    await backend.load_weights("/w", "step-1", running="abort")
-    response = await task
-    assert len(response.output_ids) == 200
-    assert [span.request_id.endswith("r-part1") for span in response.responses] == [False, True]
-    cut = response.responses[1].start
-    if kind != "vllm-completions":
-        assert response.versions == (VersionSpan(0, cut, "default"), VersionSpan(cut, 200, "step-1"))

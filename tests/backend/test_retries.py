@@ -69,16 +69,6 @@ RETRIED: dict[str, tuple[Fault, type[BackendError]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RETRIED)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_transient_failure_is_retried_and_succeeds(kind: Kind, name: str) -> None:
-    engine, waits, error = await outcome_of(kind, fault=first(2, RETRIED[name][0]))
-    assert error is None
-    assert len(engine.requests) == 3
-    assert len(waits.seconds) == 2
-    assert await soon(lambda: not engine.running)
-
-
 @pytest.mark.parametrize("tries", [1, 3])
 @pytest.mark.parametrize("name", RETRIED)
 @pytest.mark.parametrize("kind", KINDS)
@@ -272,13 +262,6 @@ async def test_backoff_is_jittered() -> None:
     assert len(seen) == 5
 
 
-async def test_the_last_throttling_has_retry_after() -> None:
-    fault = always(Fault(status=429, headers={"retry-after": "7"}))
-    _, _, error = await outcome_of("vllm", fault=fault)
-    assert isinstance(error, ThrottledError)
-    assert error.retry_after_s == 7
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(kind: Kind) -> None:
     engine, waits = engine_of(kind, fault=always(Fault(hang=True, emitted=2))), Waits()
@@ -336,17 +319,6 @@ def test_attempts_follow_the_plan_of_faults(kind: Kind, plan: list[str]) -> None
         with pytest.raises(BackendError):
             asyncio.run(run())
     assert len(engine.requests) == min(ends + 1, 3)
-
-
-async def test_a_storm_of_503_costs_each_rollout_its_tries_and_no_more() -> None:
-    engine = engine_of("sglang", fault=always(UNAVAILABLE))
-    backend = backend_of(engine, sleep=asyncio.sleep, patience_s=TRIES[2])
-    await backend.connect()
-    results = await asyncio.gather(
-        *(generate(backend, request_of(request_id=f"r{n}")) for n in range(50)), return_exceptions=True
-    )
-    assert all(isinstance(result, ThrottledError) for result in results)
-    assert len(engine.requests) == 100
 
 
 def test_invalid_retry_settings_are_refused() -> None:

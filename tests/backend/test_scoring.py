@@ -24,13 +24,12 @@ from support.backends import (
     hash_policy,
     in_process_backend,
     request_of,
-    reserved,
 )
-from tito_conformance.testing import Completion, Fault, ScriptedRequest, always
+from tito_conformance.testing import Fault, always
 from tito_core.backend import BackendError, EngineInfo, Grammar, ProtocolViolationError, SamplingParams
 from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.generate import generate, score
-from tito_core.backend.semantics import LEAST_TOKENS, measure, semantics_of
+from tito_core.backend.semantics import measure, semantics_of
 from tito_core.ledger.turn import Adapter, Semantics
 
 Edit = Callable[[Any], Any]
@@ -48,15 +47,6 @@ def test_scores_are_the_policys_own(kind: Kind, ids: list[int]) -> None:
     assert np.isnan(scores[0])
     own = hash_policy().score(ids, 1, 1.0) if len(ids) > 1 else []
     assert scores[1:].tolist() == own
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_sampled_logprobs_are_the_scores_of_what_was_sampled(kind: Kind, temperature: float) -> None:
-    backend = in_process_backend(engine_of(kind))
-    response = await generate(backend, request_of(max_new_tokens=50, temperature=temperature, seed=1))
-    scores = await score(backend, [*PROMPT, *response.output_ids.tolist()])
-    assert scores[len(PROMPT) :].tolist() == response.logprobs.tolist()
 
 
 def scored(answer: Any) -> list[Any]:
@@ -85,17 +75,6 @@ def nothing(answer: Any) -> None:
         answer["meta_info"]["input_token_logprobs"] = None
 
 
-def no_choices(answer: Any) -> None:
-    if "choices" in answer:
-        answer["choices"] = []
-    else:
-        answer["meta_info"]["input_token_logprobs"] = []
-
-
-def one_short(answer: Any) -> None:
-    scored(answer).pop()
-
-
 def null_at_two(answer: Any) -> None:
     entries = scored(answer)
     entries[2] = None if "choices" in answer else [None, entries[2][1], None]
@@ -103,16 +82,10 @@ def null_at_two(answer: Any) -> None:
 
 PLANTED: dict[str, tuple[Edit, str]] = {
     "another id": (change(2, token=99), "id 13 at offset 2 .*scored 99"),
-    "one short": (one_short, "5 ids .*scored 4"),
-    "one more": (lambda answer: scored(answer).append(scored(answer)[-1]), "the server scored 6"),
     "none": (nothing, "the server scored 0"),
-    "no choices": (no_choices, "the server scored 0"),
     "null inside": (null_at_two, "(id 13|scored id 13).*None"),
     "first has one": (change(0, token=11), "id 11 at offset 0 .*-1.0"),
     "NaN": (change(2, logprob=float("nan")), "NaN"),
-    "-inf": (change(2, logprob=float("-inf")), "Infinity"),
-    "positive": (change(2, logprob=2.0), "logprob 2.0"),
-    "sentinel": (change(2, logprob=-9999.0), "logprob -9999.0"),
 }
 
 
@@ -247,65 +220,9 @@ async def test_a_backend_that_cannot_score_given_ids_says_so() -> None:
 # What logprobs mean.
 
 
-def reporting(kind: Kind, *, processed: bool) -> Any:
-    """A policy that reports log_softmax of the raw logits, or with the temperature, whatever its wire does."""
-    policy = hash_policy()
-
-    class Reporting:
-        score, top = policy.score, policy.top
-
-        def __call__(self, request: ScriptedRequest) -> Completion:
-            ids, start = policy(request).output_ids, len(request.prompt_ids)
-            temperature = (processed and request.temperature) or 1.0
-            return Completion(ids, policy.score([*request.prompt_ids, *ids], start, temperature))
-
-    return engine_of(kind, Reporting())
-
-
-def alike(kind: Kind, logprob: float) -> Any:
-    """A policy so certain, or so undecided, that every token has one logprob at any temperature."""
-
-    class Alike:
-        def __call__(self, request: ScriptedRequest) -> Completion:
-            return Completion([7] * request.max_new_tokens, [logprob] * request.max_new_tokens, finish="length")
-
-        def score(self, ids: Any, start: int, temperature: float) -> list[float]:
-            return [logprob] * (len(ids) - start)
-
-        def top(self, ids: Any, position: int, k: int, temperature: float) -> list[tuple[int, float]]:
-            return [(7, logprob)]
-
-    return engine_of(kind, Alike())
-
-
 async def measured(engine: Any) -> EngineInfo:
     backend = in_process_backend(engine)
     return await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_processing_is_measured_for_any_server(kind: Kind) -> None:
-    assert (await measured(reporting(kind, processed=False))).processed_logprobs is False
-    assert (await measured(reporting(kind, processed=True))).processed_logprobs is True
-
-
-async def test_the_engines_as_they_start_by_default() -> None:
-    assert (await measured(engine_of("vllm"))).processed_logprobs is False
-    assert (await measured(engine_of("sglang"))).processed_logprobs is True
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("logprob", [0.0, -np.log(VOCAB)])
-async def test_a_policy_insensitive_to_temperature_is_not_measured(kind: Kind, logprob: float) -> None:
-    assert (await measured(alike(kind, float(logprob)))).processed_logprobs is None
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("room", range(1, 40))
-async def test_a_short_context_may_not_be_measured(kind: Kind, room: int) -> None:
-    context = len(PROMPT) + room + reserved(kind)
-    found = (await measured(engine_of(kind, max_model_len=context))).processed_logprobs
-    assert found is (None if room - 1 < LEAST_TOKENS else kind == "sglang")
 
 
 MODES: dict[str, tuple[dict[str, Any], tuple[bool, bool]]] = {
@@ -321,27 +238,6 @@ async def test_each_logprob_mode_is_distinguished(kind: Kind, mode: str) -> None
     options, expected = MODES[mode]
     found = await measured(engine_of(kind, **options))
     assert (found.processed_logprobs, found.truncated_logprobs) == expected
-
-
-@pytest.mark.parametrize("kind", WIRES)
-async def test_a_certain_policy_leaves_truncation_unknown(kind: Kind) -> None:
-    class Certain:
-        """Two tokens share all the probability, whatever the temperature."""
-
-        def __call__(self, request: ScriptedRequest) -> Completion:
-            return Completion([7] * request.max_new_tokens, finish="length")
-
-        def score(self, ids: Any, start: int, temperature: float) -> list[float]:
-            return [float(np.log(np.float32(0.5)))] * (len(ids) - start)
-
-        def top(self, ids: Any, position: int, k: int, temperature: float) -> list[tuple[int, float]]:
-            half = float(np.log(np.float32(0.5)))
-            return [(7, half), (8, half), *((9 + n, -90.0) for n in range(k))][:k]
-
-    for truncated in (False, True):
-        found = await measured(engine_of(kind, Certain(), truncated_logprobs=truncated))
-        assert (found.processed_logprobs, found.truncated_logprobs) == (None, None)
-        assert found.capabilities.top_logprobs, "it is known all the same what the server gives"
 
 
 async def test_a_server_that_requires_top_k_is_measured_with_a_wide_one() -> None:

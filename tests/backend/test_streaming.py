@@ -31,7 +31,6 @@ from support.backends import (
     in_process,
     in_process_backend,
     request_of,
-    soon,
 )
 from tito_conformance.testing import Completion, Fault, HashPolicy, ScriptedServer, WireResponse, always, first
 from tito_core.backend import (
@@ -357,50 +356,27 @@ async def test_a_stream_is_requested_only_with_on_chunk(kind: Kind) -> None:
         assert "stream_interval" not in plain["sampling_params"]
 
 
-async def test_a_long_prompt_is_not_echoed_with_every_token() -> None:
-    engine = engine_of("sglang", max_model_len=40000)
-    prompt = [11] * 32000
-    shown = Shown()
-    response = await generate(
-        backend_of(engine), request_of(prompt, max_new_tokens=300, ignore_eos=True, stop_token_ids=()), shown
-    )
-    assert shown == response.output_ids.tolist()
-    assert len(engine.exchanges[-1].response.content) < 12 * (32000 + 300 * 1100)
-
-
 @pytest.mark.parametrize(("status", "error"), [(400, BadRequestError), (500, ServerError), (503, ThrottledError)])
 @pytest.mark.parametrize("ids", [[0], list(OUTPUT[:3])])
 async def test_an_aborted_answer_with_a_status_is_an_error(
     ids: list[int], status: int, error: type[BackendError]
 ) -> None:
-    """SGLang's scheduler refuses a request so; its event names a prompt of one token, which nobody sent."""
+    """SGLang's scheduler refuses a request so; its event names a prompt of one token, which nobody sent.
+
+    Its words may quote a prompt, so they are not searched for what proxies say to http on an https port.
+    """
 
     def edit(events: Events) -> Events:
         [event] = events[-1:]
-        reason = {"type": "abort", "message": "No grammars here.", "status_code": status, "err_type": "BadRequestError"}
+        words = "No grammars here: The plain HTTP request was sent to HTTPS port."
+        reason = {"type": "abort", "message": words, "status_code": status, "err_type": "BadRequestError"}
         meta = {**event["meta_info"], "finish_reason": reason, "prompt_tokens": 1, "completion_tokens": len(ids)}
         return [{**event, "output_ids": ids, "meta_info": {**meta, "output_token_logprobs": []}}]
 
     engine = engine_of("sglang", fault=always(Fault(edit=edit)))
-    with pytest.raises(error, match="No grammars here") as caught:
+    with pytest.raises(error, match="No grammars here: The plain HTTP request was sent to HTTPS port") as caught:
         await generate(in_process_backend(engine, patience_s=0), request_of(), Shown())
     assert caught.value.status == status
-
-
-async def test_the_message_of_an_aborted_answer_may_say_anything() -> None:
-    """It may quote a prompt, so it is not searched for what proxies say to http on an https port."""
-    message = "The plain HTTP request was sent to HTTPS port. " * 9
-
-    def edit(events: Events) -> Events:
-        meta = events[-1]["meta_info"]
-        return [{**events[-1], "meta_info": {**meta, "finish_reason": failed}}]
-
-    failed = {"type": "abort", "message": message, "status_code": 400}
-    engine = engine_of("sglang", fault=always(Fault(edit=edit)))
-    with pytest.raises(BadRequestError) as caught:
-        await generate(in_process_backend(engine, patience_s=0), request_of(), Shown())
-    assert caught.value.status == 400
-    assert message.strip().rstrip(".") in str(caught.value)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -415,52 +391,16 @@ async def test_what_sglangs_scheduler_refuses_is_the_same_error_in_a_stream(stre
         await generate(backend, request_of([11] * 34, max_new_tokens=2), Shown() if stream else None)
 
 
-@pytest.mark.parametrize("kind", WIRES)
-async def test_cancelling_in_mid_stream_aborts(kind: Kind) -> None:
-    engine = engine_of(kind, HashPolicy(1000), latency=30.0)
-    async with ScriptedServer(engine) as server:
-        backend = BACKENDS[kind](server.base_url)
-        shown = Shown()
-        request = request_of(max_new_tokens=600, stop_token_ids=())
-        task = asyncio.create_task(generate(backend, request, shown))
-        while len(shown) < 2:
-            await asyncio.sleep(0.01)
-        assert not task.done()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await soon(lambda: not engine.running)
-        await backend.aclose()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_slow_stream_times_out_and_is_aborted(kind: Kind) -> None:
     engine = engine_of(kind, HashPolicy(1000), latency=30.0)
     async with ScriptedServer(engine) as server:
-        backend = BACKENDS[kind](server.base_url, timeout_s=3.0)
-        shown = Shown()
-        with pytest.raises(EngineTimeoutError, match=r"within 3 s"):
-            await generate(backend, request_of(max_new_tokens=600, stop_token_ids=()), shown)
-        assert len(shown)
+        backend = BACKENDS[kind](server.base_url, timeout_s=0.5)
+        backend._info = await backend_of(engine_of(kind)).connect()  # which a busy machine may answer later than that
+        with pytest.raises(EngineTimeoutError, match=r"within 0\.5 s"):
+            await generate(backend, request_of(max_new_tokens=600, stop_token_ids=()), Shown())
         while engine.running:
             await asyncio.sleep(0.01)
-        await backend.aclose()
-
-
-@pytest.mark.parametrize("kind", WIRES)
-async def test_an_abort_during_a_stream_returns_the_partial_output(kind: Kind) -> None:
-    engine = engine_of(kind, HashPolicy(1000), latency=20.0)
-    async with ScriptedServer(engine) as server:
-        backend = BACKENDS[kind](server.base_url)
-        shown = Shown()
-        task = asyncio.create_task(generate(backend, request_of(max_new_tokens=600, stop_token_ids=()), shown))
-        while len(shown) < 3:
-            await asyncio.sleep(0.01)
-        engine.state.abort(lambda _: True)
-        response = await task
-        assert response.finish == Finish.ABORT
-        assert shown == response.output_ids.tolist()
-        assert len(response.output_ids) >= 3
         await backend.aclose()
 
 

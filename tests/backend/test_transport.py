@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import socket
-import threading
 import time
-import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -21,7 +17,6 @@ from support.backends import (
     EOS,
     KINDS,
     SOON_S,
-    TRIES,
     VOCAB,
     Handler,
     Kind,
@@ -34,10 +29,10 @@ from support.backends import (
     http_response,
     in_process,
     instant,
-    over_socket,
     request_of,
     soon,
 )
+from support.raw_server import RawServer
 from tito_conformance.testing import (
     Fault,
     InProcessTransport,
@@ -50,11 +45,8 @@ from tito_conformance.testing import (
 )
 from tito_core.backend import (
     AuthenticationError,
-    BadRequestError,
-    EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
-    ServerError,
 )
 from tito_core.backend.generate import generate, score
 from tito_core.backend.http.backend import HttpBackend
@@ -90,34 +82,6 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-@contextmanager
-def listening(answer: bytes | None) -> Iterator[str]:
-    """A TCP server that says one thing, or nothing, to whoever connects."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        open_ones: list[socket.socket] = []
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                open_ones.append(connection)
-                if answer is not None:
-                    connection.recv(65536)
-                    connection.sendall(answer)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-            for connection in open_ones:
-                connection.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,59 +120,6 @@ async def test_a_backend_that_is_dropped_closes_its_connections(kind: Kind) -> N
         assert await soon(lambda: connections(server) == 0)
 
 
-def test_threads_with_loops_of_their_own_share_a_backend() -> None:
-    with served("sglang") as server:
-        backend = backend_to(server)
-        asyncio.run(backend.connect())
-        failures: list[BaseException] = []
-
-        def run(name: int) -> None:
-            try:
-                for n in range(3):
-                    asyncio.run(generate(backend, request_of(request_id=f"r{name}-{n}")))
-            except BaseException as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=run, args=(name,)) for name in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
-        assert len(server.engine.requests) == 24
-        assert eventually(lambda: connections(server) == 0)
-
-
-async def test_aclose_closes_this_loops_connections_and_the_next_request_opens_new_ones() -> None:
-    async with served("vllm") as server:
-        backend = backend_to(server)
-        await backend.aclose()  # nothing yet: no error
-        await generate(backend, request_of())
-        assert connections(server) > 0
-        await backend.aclose()
-        assert await soon(lambda: connections(server) == 0)
-        await generate(backend, request_of())
-        await backend.aclose()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_hundred_requests_run_at_once(kind: Kind) -> None:
-    async with served(kind) as server:
-        backend = backend_to(server)
-        await backend.connect()
-        server.engine.state.pause()
-        tasks = [
-            asyncio.create_task(generate(backend, request_of((n + 3, 5, 6), request_id=f"r{n}", seed=n)))
-            for n in range(100)
-        ]
-        assert await soon(lambda: server.engine.running == 100)
-        server.engine.state.resume()
-        responses = await asyncio.gather(*tasks)
-        assert [response.request_id for response in responses] == [f"r{n}" for n in range(100)]
-        assert server.engine.running == 0
-        await backend.aclose()
-
-
 async def test_one_loop_has_one_client_and_reuses_its_connections() -> None:
     async with served("vllm") as server:
         backend = backend_to(server)
@@ -220,43 +131,12 @@ async def test_one_loop_has_one_client_and_reuses_its_connections() -> None:
 
 async def test_a_server_without_http_is_asked_four_times() -> None:
     waits = Waits()
-    with listening(b"220 mail.example ESMTP\r\n") as url:
-        backend = BACKENDS["sglang"](url, sleep=waits)
-        with pytest.raises(ProtocolViolationError, match=f"{url}/v1/models does not speak HTTP"):
+    with RawServer(b"220 mail.example ESMTP\r\n") as server:
+        backend = BACKENDS["sglang"](server.url, sleep=waits)
+        with pytest.raises(ProtocolViolationError, match=f"{server.url}/v1/models does not speak HTTP"):
             await backend.connect()
         assert len(waits.seconds) == 3
         await backend.aclose()
-
-
-@pytest.mark.parametrize("fault", [Fault(reset_after=0), Fault(close_after=0), Fault(reset_after=30)])
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_broken_connection_leaves_nothing_running(kind: Kind, fault: Fault) -> None:
-    async with served(kind, fault=always(fault)) as server:
-        backend = backend_to(server, patience_s=TRIES[2])
-        with pytest.raises(EngineConnectionError, match=r"connection to .*before") as caught:
-            await generate(backend, request_of())
-        assert caught.value.sent
-        assert caught.value.request_id == "r"
-        assert len(server.engine.requests) == 2
-        assert await soon(lambda: server.engine.running == 0)
-        await backend.aclose()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_server_killed_during_a_request_is_an_error(kind: Kind) -> None:
-    with served(kind, latency=60.0) as server:
-        backend = backend_to(server, timeout_s=30.0, patience_s=TRIES[2])
-
-        def kill() -> None:
-            assert eventually(lambda: server.engine.running > 0)
-            assert server._loop is not None
-            asyncio.run_coroutine_threadsafe(server._die(), server._loop).result()
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        with pytest.raises(EngineConnectionError):  # and not the timeout
-            asyncio.run(generate(backend, request_of()))
-        killer.join()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -275,18 +155,6 @@ async def test_cancelling_the_awaiting_task_aborts_on_the_engine(kind: Kind) -> 
             {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}[engine_name(kind)]
         ]
         assert len(server.engine.requests) == 1
-        await backend.aclose()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_abort_from_another_task_ends_a_generation(kind: Kind) -> None:
-    async with served(kind, latency=60.0) as server:
-        backend = backend_to(server)
-        await backend.abort("unknown")  # not an error
-        task = asyncio.create_task(generate(backend, request_of(request_id="mine")))
-        assert await soon(lambda: server.engine.running == 1)
-        await backend.abort("mine")
-        assert (await task).finish == Finish.ABORT
         await backend.aclose()
 
 
@@ -424,19 +292,6 @@ async def test_a_closed_coroutine_closes_its_connection(kind: Kind) -> None:
         await backend.aclose()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_an_id_outside_the_vocabulary_does_not_crash_a_server(kind: Kind) -> None:
-    """SGLang's size is known, so the id stays here; vLLM refuses it by itself."""
-    async with served(kind) as server:
-        backend = backend_to(server)
-        for lost in (generate(backend, request_of((VOCAB,))), score(backend, [5, VOCAB])):
-            with pytest.raises(BadRequestError, match=r"vocabulary of 1000|out of vocabulary"):
-                await lost
-        assert not server.engine.state.dead
-        await generate(backend, request_of((VOCAB - 1,)))
-        await backend.aclose()
-
-
 # Keys and proxies.
 
 SECRET = "sk-very-secret-0123456789"
@@ -469,31 +324,6 @@ async def test_without_a_key_no_header_is_sent(kind: Kind, monkeypatch: pytest.M
                 await backend.connect()
             await backend.aclose()
     assert len(server.engine.exchanges) == 3, "another key is not tried by itself"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_key_is_in_no_error_and_no_log(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
-    """Also where a server repeats it, as some do."""
-    caplog.set_level(logging.DEBUG)
-    replies = [
-        http_response(401, json={"error": f"Incorrect API key provided: {SECRET}"}),
-        http_response(500, text=f"header Authorization: Bearer {SECRET} was no good"),
-        http_response(200, text=f"<html>{SECRET}</html>"),
-        http_response(200, text=f'{{"data": "{SECRET}"}}'),
-    ]
-    for reply in replies:
-        backend = BACKENDS[kind](
-            "http://scripted",
-            api_key=SECRET,
-            http_transport=over_socket(Handler(lambda _, reply=reply: reply)),
-            sleep=Waits(),
-        )
-        with pytest.raises((AuthenticationError, ServerError, ProtocolViolationError)) as caught:
-            await backend.connect()
-        shown = "".join(traceback.format_exception(caught.value))
-        assert SECRET not in shown + caught.value.body + repr(caught.value)
-        assert "<API key>" in caught.value.body
-    assert SECRET not in caplog.text
 
 
 def behind(kind: Kind, handler: Callable[[Received], Any], **options: Any) -> HttpBackend:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, request_of
+from support.backends import KINDS, Kind, engine_of, request_of
 from tito_conformance.testing import ScriptedEngine
 from tito_core.backend import EngineConnectionError, create_backend
 from tito_core.backend.generate import generate
@@ -43,14 +43,6 @@ async def test_a_server_behind_a_unix_socket(kind: Kind, tmp_path: Path) -> None
         await backend.abort("unknown")
         await backend.aclose()
     assert len(engine.requests) == 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_socket_without_a_server_is_reported(kind: Kind, tmp_path: Path) -> None:
-    backend = BACKENDS[kind](f"unix://{tmp_path}/none.sock", sleep=Waits())
-    with pytest.raises(EngineConnectionError, match=rf"{kind} at unix://{tmp_path}/none.sock/v1/mod"):
-        await backend.connect()
-    await backend.aclose()
 
 
 @pytest.mark.parametrize("address", ["unix://", "unix://engine.sock", "unix:///run/", "unix:///a\0b"])

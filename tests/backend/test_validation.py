@@ -91,28 +91,6 @@ def test_a_wrong_answer_is_refused(changes: dict[str, Any], pattern: str) -> Non
     refused(pattern, lambda: validate(reported(**changes)))
 
 
-TOKENS = st.tuples(st.integers(0, 2**31 - 1).filter(lambda token: token != EOS), st.floats(-9998, 0))
-
-
-@given(
-    tokens=st.lists(TOKENS, max_size=40), wrong=st.one_of(st.integers(max_value=-1), st.integers(2**31)), data=st.data()
-)
-def test_ids_and_logprobs_are_kept_and_one_wrong_id_is_found_anywhere(
-    tokens: list[tuple[int, float]], wrong: int, data: st.DataObject
-) -> None:
-    ids, logprobs = [*(token for token, _ in tokens), EOS], [*(logprob for _, logprob in tokens), -1.0]
-    sent = request(max_new_tokens=64)
-
-    def of(output: list[int]) -> RawResponse:
-        return reported(output_ids=output, logprob_ids=output, logprobs=logprobs, completion_tokens=len(output))
-
-    response = validate(of(ids), sent)
-    assert response.output_ids.tolist() == ids
-    assert response.logprobs.tobytes() == np.array(logprobs, np.float32).tobytes()
-    at = data.draw(st.integers(0, len(tokens)))
-    refused(f"Law 2.*output id {wrong} ", lambda: validate(of([*ids[:at], wrong, *ids[at + 1 :]]), sent))
-
-
 def test_values_at_the_edge_are_accepted() -> None:
     assert validate(reported(echoed=msgspec.Raw(b"[11, 12, 13, 14, 15]")), request(kept=True)).prompt_length == 5
     assert (

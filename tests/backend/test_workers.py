@@ -49,19 +49,17 @@ def named(adapter: str) -> Callable[[ScriptedEngine], None]:
 
 
 @pytest.mark.parametrize(
-    ("options", "change", "adapter", "match"),
+    ("kind", "options", "change", "adapter", "match"),
     [
-        ({}, None, None, ""),
-        ({}, None, "one", ""),
-        ({"max_model_len": 999}, None, None, ""),
-        ({"model": "other"}, None, None, "model is 'scripted' at {0} and 'other' at {1}"),
-        ({}, loaded("new"), None, "weight_version is 'default' at {0} and 'new' at {1}"),
-        ({}, loaded("default"), None, "{0} and {1} have other weights: a quarter of 30"),
-        ({}, named("two"), "one", "{0} and {1} have other weights for one"),
-        ({}, named(FRESH), "one", "scores as the model alone"),
+        ("sglang", {}, None, "one", ""),
+        ("vllm", {"max_model_len": 999}, None, None, ""),
+        ("vllm", {"model": "other"}, None, None, "model is 'scripted' at {0} and 'other' at {1}"),
+        ("sglang", {}, loaded("new"), None, "weight_version is 'default' at {0} and 'new' at {1}"),
+        ("vllm", {}, loaded("default"), None, "{0} and {1} have other weights: a quarter of 30"),
+        ("sglang", {}, named("two"), "one", "{0} and {1} have other weights for one"),
+        ("vllm", {}, named(FRESH), "one", "scores as the model alone"),
     ],
 )
-@pytest.mark.parametrize("kind", KINDS)
 async def test_servers_are_compared(
     kind: Kind,
     options: dict[str, Any],
