@@ -212,13 +212,6 @@ async def test_agents_that_share_a_limiter_share_its_limits() -> None:
     rollout.check(in_order=False)
 
 
-async def test_a_malformed_call_is_a_call() -> None:
-    agent = observe("vllm", call("add", '{"a": 1,}')).agent(hooks=[LoopLimiter(max_tool_calls=1)])
-    with pytest.raises(MaxToolCallsReachedError):
-        await agent.invoke_async("Add.")
-    complete(agent)
-
-
 async def test_counts_of_agents_on_many_threads_are_whole() -> None:
     limiter = LoopLimiter()
     agents = [observe("vllm", ADD + ADD, "So.").agent(hooks=[limiter]) for _ in range(8)]

@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strands import tool
 from strands.hooks import BeforeToolCallEvent
 from strands.tools.tools import PythonAgentTool
 
@@ -125,26 +124,6 @@ def test_invalid_arguments_of_other_parsers_are_refused_and_counted() -> None:
     assert guard.invalid_calls == {"look": 1}
     guard.reset()
     assert guard.invalid_calls == {}
-
-
-async def test_a_decorated_tool_is_checked_by_its_schema_and_not_by_pydantics_conversions() -> None:
-    @tool
-    def double(number: int, times: int | None = None) -> str:
-        """Double.
-
-        Args:
-            number: A number.
-            times: How often.
-        """
-        return f"ran {number * 2}"
-
-    rollout = observe("vllm", call("double", '{"number": 2}') + call("double", '{"number": "2"}'), "So.")
-    agent = rollout.agent(tools=[double], hooks=[ToolCallGuard()])
-    await agent.invoke_async("Look.")
-    assert [block["toolUse"]["name"] for block in agent.messages[1]["content"]] == ["double", MALFORMED_CALL]
-    read = tokenizer().decode(rollout.script.requests[1].prompt_ids)
-    assert "ran 4" in read
-    assert "number: '2' is not of type 'integer'" in read
 
 
 async def test_a_malformed_call_keeps_its_own_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import logging
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +14,9 @@ from strands.agent.conversation_manager import NullConversationManager, SlidingW
 from strands.types.exceptions import (
     ContextWindowOverflowException,
     EventLoopException,
-    ModelThrottledException,
 )
 
-from support.backends import SOON_S, TRIES
-from support.raw_server import RawServer
+from support.backends import TRIES
 from support.scripted import Says, call, engine_of, tokenizer
 from tito_conformance.checks import BrokenLawError
 from tito_conformance.testing import Fault, ScriptedServer
@@ -73,36 +69,6 @@ def agent_at(url: str, kind: str, **options: Any) -> Agent:
     agent_options = {name: options.pop(name) for name in ("conversation_manager", "tools") if name in options}
     model = TITOModel(backend=kind, base_url=url, tokenizer=tokenizer(), **options)
     return Agent(model=model, **{"tools": [add, read], "callback_handler": None, **agent_options})
-
-
-def sent(server: Any) -> int:
-    """Return the number of generations that a server was asked for."""
-    return sum("generate" in exchange.path for exchange in server.engine.exchanges)
-
-
-@pytest.mark.parametrize(("kind", "status", "later"), [("vllm", 429, True), ("sglang", 503, False)])
-async def test_a_throttled_request_is_retried_by_the_backend_alone(
-    kind: str, status: int, later: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    fault = Fault(status=status, headers={"retry-after": "0.01"}, body=b'{"message": "busy"}')
-    with serving(kind, CALL, "Five.", fault=fault, at=later) as (server, begin):
-        agent = agent_at(server.base_url, kind, patience_s=TRIES[2])
-        begin()
-        before = sent(server)
-        with caplog.at_level(logging.WARNING, "tito_core"), pytest.raises(ThrottledError) as caught:
-            await agent.invoke_async("2 + 3?")
-        assert sent(server) - before == 2 + later
-    error = caught.value
-    assert not isinstance(error, ModelThrottledException)
-    assert (error.status, error.body) == (status, '{"message": "busy"}')
-    assert error.request_id
-    lines = [record.getMessage() for record in caplog.records if record.name == "tito_core.backend.retries"]
-    assert len(lines) == 1
-    for number, line in enumerate(lines, 1):
-        assert f"try {number} failed" in line
-        assert error.request_id in line
-        assert f"ThrottledError: {kind} at " in line
-        assert "\n" not in line
 
 
 def no_logprobs(answer: dict[str, Any]) -> None:
@@ -172,76 +138,6 @@ async def test_a_malformed_call_is_wrapped_on_a_later_call_only(kind: str, later
     assert isinstance(error, EventLoopException) == later
     assert isinstance(error.__cause__ if later else error, MalformedCallError)
     assert termination_of(error) is Termination.TOOL_ERROR
-
-
-@pytest.mark.parametrize(("kind", "later"), [("vllm", False), ("sglang", True)])
-async def test_a_law_violation_is_wrapped_on_a_later_call_only(
-    kind: str, later: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving(kind, *([CALL] if later else []), "Five.") as (server, _):
-        agent = agent_at(server.base_url, kind)
-        ledger = agent.model.ledger  # type: ignore[attr-defined]
-        check = ledger.check
-
-        def refuse(draft: Any) -> Any:
-            if len(ledger) == later:
-                raise LawViolationError(2, "a bug of ours.")
-            return check(draft)
-
-        monkeypatch.setattr(ledger, "check", refuse)
-        with pytest.raises((LawViolationError, EventLoopException)) as caught:
-            await agent.invoke_async("2 + 3?")
-    error = caught.value
-    assert isinstance(error, EventLoopException) == later
-    assert isinstance(error.__cause__ if later else error, LawViolationError)
-    assert termination_of(error) is Termination.ENGINE_ERROR
-
-
-@pytest.mark.parametrize(("kind", "later"), [("vllm", False), ("sglang", True)])
-async def test_a_cancelled_invocation_raises_no_error_of_ours(kind: str, later: bool) -> None:
-    for by_task in (False, True):
-        with serving(kind, CALL, "Five.", fault=Fault(hang=True), at=later) as (server, begin):
-            agent = agent_at(server.base_url, kind)
-            begin()
-            task = asyncio.ensure_future(agent.invoke_async("2 + 3?"))
-            until = asyncio.get_running_loop().time() + 10
-            while not (len(agent.messages) == (3 if later else 1) and server.engine.running):
-                assert asyncio.get_running_loop().time() < until
-                await asyncio.sleep(0.01)
-            if by_task:
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            else:
-                agent.cancel()
-                assert (await asyncio.wait_for(task, SOON_S)).stop_reason == "cancelled"
-            while server.engine.running:
-                assert asyncio.get_running_loop().time() < until
-                await asyncio.sleep(0.01)
-            assert len(agent.model.ledger) == later  # type: ignore[attr-defined]
-
-
-async def test_the_error_of_a_stopped_server_is_raised_unchanged() -> None:
-    with serving("vllm", "Five.") as (server, _):
-        agent = agent_at(server.base_url, "vllm", patience_s=0)
-    caught = await one_clause(agent)
-    assert isinstance(caught, EngineConnectionError)
-    assert caught.reason == "refused"
-    with RawServer(b"", port=server.port) as raw:
-        caught = await one_clause(agent)
-    assert isinstance(caught, EngineConnectionError)
-    assert caught.reason == "closed"
-    assert raw.heads
-
-
-@pytest.mark.parametrize("kind", [BackendError, ContextLengthError, ThrottledError, EngineConnectionError])
-def test_an_error_goes_through_pickle(kind: type[BackendError]) -> None:
-    error = kind("No.", backend="vllm", status=429, body="busy", request_id="r")
-    error.sent = True
-    copied = pickle.loads(pickle.dumps(error))
-    assert (type(copied), str(copied), vars(copied)) == (kind, "No.", vars(error))
-    assert copied.original_exception is copied
-    assert copied.request_state == {}
 
 
 def test_errors_with_arguments_of_their_own_go_through_pickle_and_copy() -> None:

@@ -16,7 +16,7 @@ from strands.session import FileSessionManager
 from strands.vended_plugins.goal import GoalLoop
 
 from strands_tito.export import BranchedRolloutError, sample_of, samples_of, trained_tokens
-from support.scripted import BACKENDS, END, Says, call, model_of, tokenizer
+from support.scripted import END, Says, call, model_of, tokenizer
 from tito_core import TITOModel, store
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.turn.inputs import _STRANDS_NAMES
@@ -37,11 +37,10 @@ def agent_of(model: TITOModel, **options: Any) -> Agent:
     return Agent(model=model, callback_handler=None, **options)
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_the_last_path_is_the_agents_and_not_its_judges(kind: str) -> None:
+def test_the_last_path_is_the_agents_and_not_its_judges() -> None:
     """GoalLoop makes a judge, without a name, for each answer, after the agent's last turn."""
     verdict = call("JudgeOutcome", '{"passed": true, "feedback": null}')
-    model = model_of(kind, Says("It is Paris.", verdict))
+    model = model_of("vllm", Says("It is Paris.", verdict))
     agent_of(model, plugins=[GoalLoop("names a city", max_attempts=2)])("The capital?")
     assert agents(model.ledger) == ["agent-0", "agent-1"]
     assert trained(model.ledger) == "It is Paris."

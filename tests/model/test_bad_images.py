@@ -15,7 +15,7 @@ from strands import Agent
 from support.byte_level import CHATML_TOOLS
 from support.vision import LIMIT, TEMPLATE, VIDEO_TEXT, VISION, VisionEngine, bound, image, png, policy_of, tokenizer
 from tito_core import store
-from tito_core.backend import BadRequestError, ProtocolViolationError
+from tito_core.backend import BadRequestError
 from tito_core.backend.errors import UnsupportedByServerError
 from tito_core.backend.images import ImageSupport
 from tito_core.chat.images import ImageError
@@ -95,41 +95,44 @@ async def test_a_server_without_images_is_named_with_its_remedy() -> None:
     assert len(model.ledger) == 1
 
 
-async def test_one_dict_is_checked_in_every_place() -> None:
-    """A template that shows images to users only may get the same dict in a tool's result."""
-    engine = VisionEngine()
-    engine.tokenizer = bound(PLAIN_RESULTS)[0]
-    model = Policy(engine, await engine.connect(), *bound(PLAIN_RESULTS)).model()
-    use = {"toolUse": {"toolUseId": "call_1", "name": "look", "input": {}}}
-    result = {"toolResult": {"toolUseId": "call_1", "status": "success", "content": [GOOD]}}
-    roles = ("user", "assistant", "user")
-    messages: list[Any] = [
-        {"role": role, "content": [block]} for role, block in zip(roles, (GOOD, use, result), strict=True)
-    ]
-    with pytest.raises(ImageError, match=r"tool results .law 7"):
-        async for _ in model.stream(messages):
-            pass
-    assert engine.requests == []
-
-
 RESULTS = "show(message.content) + '\n</tool_response>"
 PLAIN_RESULTS = TEMPLATE.replace(RESULTS, RESULTS.removeprefix("show"))
+TEXT: Any = {"text": "a"}
+
+
+def history(question: Any, *result: Any, content: Any = None) -> list[Any]:
+    """Return a question, a call and its result, or another message in the place of that."""
+    use = {"toolUse": {"toolUseId": "call_1", "name": "look", "input": {}}}
+    shown = {"toolResult": {"toolUseId": "call_1", "status": "success", "content": [*result]}}
+    roles = ("user", "assistant", "user")
+    return [{"role": r, "content": [b]} for r, b in zip(roles, (question, use, content or shown), strict=True)]
+
+
+async def policy_with(template: str = TEMPLATE, **options: Any) -> Policy:
+    engine = VisionEngine()
+    engine.tokenizer = tokenizer(template)
+    parts = bind(engine.tokenizer, **options) if options else bound(template)
+    return Policy(engine, await engine.connect(), *parts)
+
+
+async def refusal(policy: Any, messages: list[Any], words: str) -> str:
+    """Return the error of a turn, which was not sent."""
+    with pytest.raises(ImageError, match=words) as caught:
+        async for _ in policy.model().stream(messages):
+            pass
+    assert policy.backend.requests == []
+    return str(caught.value)
+
+
+async def test_one_dict_is_checked_in_every_place() -> None:
+    """A template that shows images to users only may get the same dict in a tool's result."""
+    await refusal(await policy_with(PLAIN_RESULTS), history(GOOD, GOOD), r"tool results .law 7")
 
 
 @pytest.mark.parametrize(("template", "words"), [(CHATML_TOOLS, "user messages"), (PLAIN_RESULTS, "tool results")])
 async def test_a_template_without_images_is_named_with_its_reason(template: str, words: str) -> None:
-    engine = VisionEngine()
-    engine.tokenizer = bound(template)[0]
-    policy = Policy(engine, await engine.connect(), *bound(template))
-    use = {"toolUse": {"toolUseId": "call_1", "name": "look", "input": {}}}
-    result = {"toolResult": {"toolUseId": "call_1", "status": "success", "content": [{"text": "a"}, GOOD]}}
-    content = [GOOD] if words == "user messages" else [result]
-    question: Any = {"role": "user", "content": [{"text": "a"}]}
-    messages: list[Any] = [question, {"role": "assistant", "content": [use]}, {"role": "user", "content": content}]
-    with pytest.raises(ImageError, match=f"shows no images in {words} \\(law 7\\)"):
-        async for _ in policy.model().stream(messages):
-            pass
-    assert engine.requests == []
+    shown = history(TEXT, content=GOOD) if words == "user messages" else history(TEXT, TEXT, GOOD)
+    await refusal(await policy_with(template), shown, f"shows no images in {words} \\(law 7\\)")
 
 
 @pytest.mark.parametrize(
@@ -141,57 +144,18 @@ async def test_a_template_without_images_is_named_with_its_reason(template: str,
     ],
 )
 async def test_an_image_is_refused_with_its_place_and_the_reason_of_the_certificate(refused: Any, reason: str) -> None:
-    engine = VisionEngine()
-    policy = await policy_of(engine)
+    policy = await policy_with()
     certificate = replace(policy.template.certificate, images=(), images_refused=refused)
     policy = replace(policy, template=replace(policy.template, certificate=certificate))
-    messages: list[Any] = [{"role": "user", "content": [{"text": "a"}, GOOD]}]
-    with pytest.raises(ImageError, match=r"user messages \(law 7\)") as caught:
-        async for _ in policy.model().stream(messages):
-            pass
-    assert "messages[0]['content'][1]" in str(caught.value)
-    assert reason in str(caught.value)
-    assert "None" not in str(caught.value)
-    assert engine.requests == []
+    error = await refusal(policy, [{"role": "user", "content": [TEXT, GOOD]}], r"user messages \(law 7\)")
+    assert "messages[0]['content'][1]" in error
+    assert reason in error
+    assert "None" not in error
 
 
 async def test_a_bad_image_in_a_result_is_named_with_its_place() -> None:
-    engine = VisionEngine()
-    model = (await policy_of(engine)).model()
-    use = {"toolUse": {"toolUseId": "call_1", "name": "look", "input": {}}}
-    result = {"toolResult": {"toolUseId": "call_1", "status": "success", "content": [{"text": "a"}, image(b"GIF89a")]}}
-    roles = ("user", "assistant", "user")
-    messages: list[Any] = [
-        {"role": role, "content": [block]} for role, block in zip(roles, ({"text": "a"}, use, result), strict=True)
-    ]
-    with pytest.raises(ImageError, match="'call_1'") as caught:
-        async for _ in model.stream(messages):
-            pass
-    assert "messages[2]['content'][0]['toolResult']['content'][1]" in str(caught.value)
-    assert engine.requests == []
-
-
-WRONG: dict[str, Any] = {
-    "a dropped image": lambda raw, pad: {**raw, "echoed": [token for token in raw["echoed"] if token != pad]},
-    "doubled expansion": lambda raw, pad: {**raw, "echoed": sorted(raw["echoed"] * 2, key=raw["echoed"].index)},
-    "another text": lambda raw, pad: {**raw, "echoed": [raw["echoed"][0] + 1, *raw["echoed"][1:]]},
-    "other spans": lambda raw, pad: {**raw, "media": [(at + 1, length) for at, length in raw["media"]]},
-    "swapped spans": lambda raw, pad: {**raw, "media": [*raw["media"][::-1], (0, 1)]},
-    "another count": lambda raw, pad: {**raw, "image_tokens": raw["image_tokens"] + 1},
-    "no echo": lambda raw, pad: {**raw, "echoed": None},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRONG)
-async def test_a_server_that_reads_another_prompt_commits_nothing(name: str) -> None:
-    engine = VisionEngine()
-    agent, model = await agent_of(engine)
-    await agent.invoke_async([GOOD, {"text": "What?"}])
-    before = store.encode(model.ledger)
-    engine.change = lambda raw: WRONG[name](raw, engine.pad)
-    with pytest.raises(ProtocolViolationError, match="Law 4"):
-        await agent.invoke_async([{"text": "And?"}, OTHER])
-    assert store.encode(model.ledger) == before
+    error = await refusal(await policy_with(), history(TEXT, TEXT, image(b"GIF89a")), "'call_1'")
+    assert "messages[2]['content'][0]['toolResult']['content'][1]" in error
 
 
 @given(st.lists(st.sampled_from([*VISION, "<|image_", "pad|>", "<|", "\x00", "a"]), max_size=6).map("".join))
@@ -207,23 +171,19 @@ async def test_content_that_spells_a_placeholder_is_text(text: str) -> None:
 
 async def test_content_as_template_cannot_smuggle_an_image_in() -> None:
     """The opt-out lets content write control tokens; an image's place must still be the template's own."""
-    engine = VisionEngine()
-    policy = Policy(engine, await engine.connect(), *bind(tokenizer(), content_tokens="as-template"))
+    policy = await policy_with(content_tokens="as-template")
     for spelled in (VISION[1], VIDEO_TEXT):
-        with pytest.raises(ImageError, match=r"2 media placeholders for 1 images.* remove those that the messages"):
-            async for _ in policy.model().stream([{"role": "user", "content": [{"text": spelled}, GOOD]}]):
-                pass
-    assert engine.requests == []
+        shown: Any = [{"role": "user", "content": [{"text": spelled}, GOOD]}]
+        await refusal(policy, shown, r"2 media placeholders for 1 images.* remove those that the messages")
 
 
 async def test_a_placeholder_that_content_spelled_is_not_blamed_on_the_policy() -> None:
-    engine = VisionEngine()
-    policy = Policy(engine, await engine.connect(), *bind(tokenizer(), content_tokens="as-template"))
+    policy: Any = await policy_with(content_tokens="as-template")
     agent = Agent(model=policy.model(), callback_handler=None)
     await agent.invoke_async([{"text": VISION[1]}])
     with pytest.raises(ImageError, match="a message's text spelled a media placeholder"):
         await agent.invoke_async([GOOD])
-    assert len(engine.requests) == 1
+    assert len(policy.backend.requests) == 1
 
 
 DUMMY = "{%- if messages|length == 1 and messages[0].content is string -%}{{- '<|video_pad|>' -}}{%- endif -%}"

@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 
 from support.drafts import make_draft
-from support.scripted import BACKENDS, Says, model_of, with_parts
+from support.scripted import Says, model_of, with_parts
 from tito_core.backend import EngineInfo, SamplingParams
 from tito_core.backend.id_text import IdText
 from tito_core.ledger import Branch, LawViolationError, Ledger, Reason
 from tito_core.policy import KEPT_SAMPLINGS, KEPT_TEXTS, PathText, PromptCache, SamplingCache
 from tito_core.turn.prompt import Prompt
-
-FIELD = {"vllm": "prompt", "sglang": "input_ids"}
 
 
 async def ask(model: Any, messages: list[Any], text: str) -> None:
@@ -30,26 +28,6 @@ async def ask(model: Any, messages: list[Any], text: str) -> None:
     async for event in model.stream(copy.deepcopy(messages)):
         text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
     messages.append({"role": "assistant", "content": [{"text": text}]})
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_each_body_holds_the_ids_of_its_path_also_on_branches(kind: str) -> None:
-    script = Says("One.", "Two.", "Three.", "Four.", "Five.")
-    model = model_of(kind, script)
-    messages: list[Any] = []
-    await ask(model, messages, "A?")
-    begun = copy.deepcopy(messages)
-    await ask(model, messages, "B?")
-    await ask(model, begun, "C?")  # leaves the first answer again, whose text was taken over
-    await ask(model, messages, "D?")
-    await ask(model, begun, "E?")
-    ledger = model.ledger
-    assert [turn.parent for turn in ledger] == [None, 0, 0, 1, 2]
-    for turn, request in zip(ledger, script.requests, strict=True):
-        expected = [*ledger.path_ids(turn.parent).tolist(), *turn.draft.prompt_ids.tolist()]
-        assert list(request.prompt_ids) == expected
-        kept = model.policy._prompts.text(ledger, turn.index, turn.draft.output_ids[:0])
-        assert json.loads(kept.body({"n": 1}, FIELD[kind]))[FIELD[kind]] == ledger.path_ids(turn.index).tolist()
 
 
 async def test_no_more_is_kept_than_the_latest_paths_of_live_ledgers() -> None:

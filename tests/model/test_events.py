@@ -12,7 +12,7 @@ from strands import Agent, tool
 from strands.event_loop.streaming import stream_messages
 from strands.types.exceptions import MaxTokensReachedException
 
-from support.scripted import BACKENDS, Says, call, ids_of, model_of, tokenizer, with_parts
+from support.scripted import Says, call, ids_of, model_of, tokenizer, with_parts
 from tito_core.ledger import check_ledger
 from tito_core.parsing import get_tool_parser
 
@@ -36,12 +36,11 @@ async def events_of(model: Any, **options: Any) -> list[Any]:
     return [event async for event in model.stream(ASKED, [look.tool_spec], **options)]
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_blocks_come_in_order_and_arguments_as_they_were_written(kind: str) -> None:
+async def test_blocks_come_in_order_and_arguments_as_they_were_written() -> None:
     written = '{ "far" :1.50e1,\n"at":"\\u0041" }'
     second = '<tool_call>\n{"arguments": {} , "name": "look"}\n</tool_call>'
     answer = THOUGHT + "Let me look." + call("look", written) + second
-    model = model_of(kind, Says(answer, name=QWEN3), QWEN3, latency=0.005)
+    model = model_of("vllm", Says(answer, name=QWEN3), QWEN3, latency=0.005)
     events = await events_of(model)
     uuid = model.ledger.uuid[:8]
     sampled, prompt = len(ids_of(answer, QWEN3)) + 1, len(model.ledger[0].draft.prompt_ids)
@@ -92,11 +91,10 @@ async def test_arguments_that_were_not_sampled_as_json_are_json_of_their_text() 
     assert deltas == [{"toolUse": {"input": '{"at": "é"}'}}]
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_id_that_the_policy_wrote_is_kept_inside_ours(kind: str) -> None:
+async def test_an_id_that_the_policy_wrote_is_kept_inside_ours() -> None:
     one = "<|tool_call_begin|>functions.look:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
     answer = f"<|tool_calls_section_begin|>{one.format(0)}{one.format(0)}<|tool_calls_section_end|>"
-    model = model_of(kind, Says(answer, "Well."))
+    model = model_of("sglang", Says(answer, "Well."))
     model = with_parts(model, parser=get_tool_parser("kimi_k2", tokenizer()))
     agent = Agent(model=model, tools=[look], callback_handler=None)
     await agent.invoke_async("Go.")
@@ -123,14 +121,13 @@ async def test_strands_messages_equal_the_ledgers(given_: Any, escaped: bool, sp
     check_ledger(model.ledger)
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize(
     "cut", ['<tool_call>{"name": "look", "arguments": {"at": "x', call("look", "[") + "<tool_call>"]
 )
-async def test_no_text_of_calls_is_lost_when_the_limit_cuts_an_answer(kind: str, cut: str) -> None:
+async def test_no_text_of_calls_is_lost_when_the_limit_cuts_an_answer(cut: str) -> None:
     answer = THOUGHT + "So. " + call("look", "{}") + cut
     limit = {"max_new_tokens": len(ids_of(answer, QWEN3))}
-    model = model_of(kind, Says(answer + "...", name=QWEN3), QWEN3, sampling=limit)
+    model = model_of("vllm", Says(answer + "...", name=QWEN3), QWEN3, sampling=limit)
     agent = Agent(model=model, tools=[look], callback_handler=None)
     with pytest.raises(MaxTokensReachedException):
         await agent.invoke_async("Go.")

@@ -121,10 +121,9 @@ async def test_an_answer_under_a_json_schema_that_is_no_json_is_refused(kind: st
         assert len(model.ledger) == int(is_json)
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_forced_call_that_is_cut_off_or_malformed_is_an_answer(kind: str) -> None:
+async def test_a_forced_call_that_is_cut_off_or_malformed_is_an_answer() -> None:
     for answer in (f"{call('look', '{')[:30]}...", call("look", "{broken")):
-        model = model_of(kind, Says(answer), sampling={"max_new_tokens": 10 if answer.endswith("...") else 60})
+        model = model_of("vllm", Says(answer), sampling={"max_new_tokens": 10 if answer.endswith("...") else 60})
         await forced(model, {"tool": {"name": "look"}})
         assert len(model.ledger) == 1
 
@@ -259,13 +258,6 @@ async def test_a_call_is_forced_after_the_reasoning_that_the_prompt_opened() -> 
     )
 
 
-@pytest.mark.parametrize("grammar", [Grammar(kind="structural_tag", value="{}"), Grammar(kind="regex", value="x")])
-def test_a_grammar_without_avoided_ids_changes_no_bias(grammar: Grammar) -> None:
-    fields = SamplingParams(grammar=grammar, extra={"logit_bias": {"5": 1.0}}).shared_fields()
-    assert fields["logit_bias"] == {"5": 1.0}
-    assert "logit_bias" not in SamplingParams(grammar=grammar).shared_fields()
-
-
 THINK, END_OF_THINK = 151667, 151668
 """`<think>` and `</think>` of qwen3-tiny's tokenizer."""
 OPENS = (
@@ -308,22 +300,19 @@ GRAMMARS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("grammar", [None, *GRAMMARS])
-async def test_a_server_that_cannot_be_told_is_refused_a_grammar(grammar: str | None) -> None:
+async def test_a_server_that_cannot_be_told_is_refused_a_grammar() -> None:
     """`/v1/completions` has no field for it: the answer would be free, and recorded as constrained."""
     script = Says(free_or_forced, name="qwen3-tiny")
     policy, engine = behind_parser(script, scale_out=False)
     assert policy.info.capabilities.grammar is False
     before = len(engine.requests)
 
-    async def constrain() -> None:
-        if grammar is None:
-            await forced(policy.model(), {"tool": {"name": "look"}})
-        else:
-            policy.model(sampling={"grammar": GRAMMARS[grammar]})
-
-    with pytest.raises(UnsupportedByServerError, match=r"without its reasoning parser.*--enable-scale-out"):
-        await constrain()
+    refused = r"without its reasoning parser.*--enable-scale-out"
+    with pytest.raises(UnsupportedByServerError, match=refused):
+        await forced(policy.model(), {"tool": {"name": "look"}})
+    for grammar in GRAMMARS.values():
+        with pytest.raises(UnsupportedByServerError, match=refused):
+            policy.model(sampling={"grammar": grammar})
     model = policy.model()
     with pytest.raises(UnsupportedByServerError, match="was not sent"):
         await forced(model, None, structured_output_model=Sum)
@@ -332,50 +321,27 @@ async def test_a_server_that_cannot_be_told_is_refused_a_grammar(grammar: str | 
     assert not model.ledger[0].draft.constrained
 
 
-async def test_a_server_without_a_reasoning_parser_takes_grammars_on_every_endpoint() -> None:
-    script = Says(call("look", '{"at": "x"}'), name="qwen3-tiny")
-    engine = engine_of("vllm", script, "qwen3-tiny", scale_out=False)
-    policy = Policy.connect(backend=backend_of(engine, "vllm"), tokenizer=tokenizer("qwen3-tiny"), parser="hermes")
-    assert policy.info.capabilities.grammar is True
-    model = policy.model()
-    await forced(model, {"tool": {"name": "look"}})
-    assert model.ledger[0].draft.constrained
-
-
-@pytest.mark.parametrize("kind", GRAMMARS)
-async def test_a_grammar_of_the_answer_begins_after_reasoning_that_the_template_opened(kind: str) -> None:
+async def test_a_grammar_of_the_answer_begins_after_reasoning_that_the_template_opened() -> None:
     loaded = copy.deepcopy(tokenizer("qwen3-tiny"))
     loaded.chat_template = OPENS
     script = Says("Let me see.</think>yes", name="qwen3-tiny")
     policy, _ = behind_parser(script, loaded)
-    given = GRAMMARS[kind]
-    model = policy.model(sampling={"grammar": given})
-    async for _ in model.stream(ASKED):
-        pass
-    *thinking, answer = sent(script)["elements"]
-    assert {"type": "token", "token": END_OF_THINK} in thinking
-    value = {"json_schema": "json_schema", "regex": "pattern", "ebnf": "grammar"}[kind]
-    assert (
-        json.loads(given["value"]).items() <= answer[value].items()
-        if kind == "json_schema"
-        else (answer[value] == given["value"])
-    )
-    [turn] = model.ledger
-    assert turn.draft.constrained, "the reasoning, too, is sampled under the grammar"
-    assert turn.draft.reasoning_closed
-
-
-async def test_a_structural_tag_is_the_whole_completion() -> None:
-    loaded = copy.deepcopy(tokenizer("qwen3-tiny"))
-    loaded.chat_template = OPENS
-    script = Says("</think>yes", name="qwen3-tiny")
-    policy, _ = behind_parser(script, loaded)
+    for kind, value in (("json_schema", "json_schema"), ("regex", "pattern"), ("ebnf", "grammar")):
+        given = GRAMMARS[kind]
+        model = policy.model(sampling={"grammar": given})
+        await forced(model, None, None)
+        *thinking, answer = sent(script)["elements"]
+        assert {"type": "token", "token": END_OF_THINK} in thinking
+        if kind == "json_schema":
+            assert json.loads(given["value"]).items() <= answer[value].items()
+        else:
+            assert answer[value] == given["value"]
+        [turn] = model.ledger
+        assert turn.draft.constrained, "the reasoning, too, is sampled under the grammar"
+        assert turn.draft.reasoning_closed
     tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "</think>yes"}}
-    async for _ in policy.model(sampling={"grammar": {"kind": "structural_tag", "value": json.dumps(tag)}}).stream(
-        ASKED
-    ):
-        pass
-    assert sent(script) == tag["format"]
+    await forced(policy.model(sampling={"grammar": {"kind": "structural_tag", "value": json.dumps(tag)}}), None, None)
+    assert sent(script) == tag["format"], "it is the whole completion"
 
 
 def test_a_schema_that_is_not_json_is_refused() -> None:

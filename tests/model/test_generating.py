@@ -119,28 +119,6 @@ async def test_signals_are_polled_only_during_turns(monkeypatch: pytest.MonkeyPa
     assert loop not in generate._watches
 
 
-async def test_a_signal_during_a_timeouts_abort_does_not_cancel_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "CANCEL_POLL_S", 0.001)
-    signal = threading.Event()
-    seen: list[str] = []
-
-    async def work() -> None:
-        async with asyncio.timeout(0.01) as limit:
-            with generate.CancelWatch(limit, signal):
-                try:
-                    await asyncio.sleep(SOON_S)
-                except asyncio.CancelledError:
-                    signal.set()
-                    seen.append("cancelled")
-                    await asyncio.sleep(0.02)  # an abort, which a second cancellation must not interrupt
-                    seen.append("aborted")
-                    raise
-
-    with pytest.raises(TimeoutError):
-        await work()
-    assert seen == ["cancelled", "aborted"]
-
-
 async def test_an_answer_despite_the_cancellation_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "CANCEL_POLL_S", 0.001)
     signal = threading.Event()

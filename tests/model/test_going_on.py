@@ -108,34 +108,6 @@ async def test_a_tools_result_that_does_not_fit(size: int) -> None:
     assert [turn.parent for turn in model.ledger] == [None, 0]
 
 
-async def test_a_long_history_without_a_longest_part() -> None:
-    agent, model = agent_of("Yes.", max_model_len=620)
-
-    async def ask_repeatedly() -> None:
-        for number in range(50):
-            await agent.invoke_async(f"Question {number}: " + "word " * 60)
-
-    with pytest.raises(ContextWindowOverflowException, match=r"conversation manager.*remove the oldest") as caught:
-        await ask_repeatedly()
-    turns = len(model.ledger)
-    assert f"of the {2 * turns + 1} messages" in str(caught.value)
-    del agent.messages[: 2 * turns - 2]
-    assert str(await agent.invoke_async()) == "Yes.\n"
-
-
-@pytest.mark.parametrize("part", ["system_prompt", "tools"])
-async def test_a_system_prompt_or_tools_that_do_not_fit(part: str) -> None:
-    agent, model = agent_of("Yes.", max_model_len=600)
-    if part == "system_prompt":
-        agent.system_prompt = "word " * 2000
-    else:
-        agent.tool_registry.registry["look"].tool_spec["description"] = "word " * 2000
-    named = {"system_prompt": "agent.system_prompt", "tools": "fewer tools"}[part]
-    with pytest.raises(ContextWindowOverflowException, match=named):
-        await agent.invoke_async("Well?")
-    assert len(model.ledger) == 0
-
-
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.sampled_from([2**64, -(10**500)]), FINITE, st.text()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from copy import copy
 from typing import Any
 
@@ -10,15 +9,13 @@ import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
 from strands.hooks import AfterModelCallEvent
-from strands.types.exceptions import MaxTokensReachedException
 
 from support.conversations import answer, calls, results, user
-from support.histories import ObservedRollout, add, observe
+from support.histories import add, observe
 from support.scripted import Says, backend_of, call, engine_of, tokenizer
 from tito_conformance.testing import THROTTLED, at
 from tito_core import Policy
 from tito_core.backend import ThrottledError
-from tito_core.ledger.turn import Finish
 from tito_core.termination import Termination, termination_of
 from tito_core.turn.request import TrimmedHistoryError, _missing
 
@@ -33,10 +30,6 @@ def read(page: int) -> str:
     return f"page {page}: " + " ".join(f"word{i}" for i in range(150))
 
 
-def trims(rollout: ObservedRollout) -> dict[int, Any]:
-    return {index: branch for index, branch in rollout.branches.items() if branch[0] == "TRIM"}
-
-
 async def test_the_default_window_trims_after_forty_messages_and_each_trim_is_a_root() -> None:
     rollout = observe("sglang", *(f"Answer {i}." for i in range(24)))
     agent = rollout.agent()
@@ -48,28 +41,6 @@ async def test_the_default_window_trims_after_forty_messages_and_each_trim_is_a_
     assert rollout.branches == {21: ("TRIM", 20, 0), 22: ("TRIM", 21, 0), 23: ("TRIM", 22, 0)}
     trajectories = rollout.check()
     assert [len(trajectory.turns) for trajectory in trajectories] == [21, 1, 1, 1]
-
-
-async def test_a_window_with_tools_trims_in_mid_invocation() -> None:
-    rounds = [call("add", f'{{"a": {i}, "b": 1}}') for i in range(30)]
-    rollout = observe("sglang", *rounds, "Done.", "Well.", max_model_len=8192)
-    manager = SlidingWindowConversationManager(window_size=20, per_turn=True)
-    agent = rollout.agent(conversation_manager=manager)
-    await agent.invoke_async("Count.")
-    await agent.invoke_async("And?")
-    assert set(rollout.branches) == set(trims(rollout))
-    assert len(rollout.branches) > 3
-    rollout.check()
-
-
-async def test_a_pinned_first_message_stays_and_the_trim_is_after_it() -> None:
-    rollout = observe("sglang", *(f"Answer {i}." for i in range(6)))
-    agent = rollout.agent(conversation_manager=SlidingWindowConversationManager(window_size=6, pin_first=1))
-    for i in range(6):
-        await agent.invoke_async(f"Question {i}?")
-    assert rollout.branches
-    assert rollout.branches == {index: ("TRIM", index - 1, 1) for index in rollout.branches}
-    rollout.check()
 
 
 NO_QUESTION = (
@@ -128,16 +99,6 @@ async def test_on_overflow_the_oldest_result_is_truncated_in_place_and_then_mess
     rollout.check()
 
 
-async def test_a_trim_on_overflow_is_retried_by_strands() -> None:
-    rollout = observe("sglang", "One.", "Two.", "Three.", "Four.", max_model_len=500, sampling={"max_new_tokens": 20})
-    agent = rollout.agent(tools=[])
-    for i in range(4):
-        await agent.invoke_async(f"{i} " + "word " * 120)
-    assert trims(rollout) == rollout.branches != {}
-    assert all(branch[1:] == (index - 1, 0) for index, branch in rollout.branches.items())
-    rollout.check()
-
-
 async def test_several_messages_replaced_by_one_are_a_summary_even_among_equal_answers() -> None:
     rollout = observe("sglang", "Ok.")
     agent = rollout.agent()
@@ -166,23 +127,6 @@ async def test_summarising_is_a_side_call_and_a_summary(keep: int) -> None:
         await agent.invoke_async(f"{i} " + "word " * 70)
     assert rollout.parents == [None, 0, 1, 2, None, None]
     assert rollout.branches == {4: ("SIDE_CALL", None, None), 5: ("SUMMARY", 3, 0)}
-    rollout.check()
-
-
-@pytest.mark.parametrize("proactive", [False, True])
-async def test_only_proactive_compression_leaves_room_for_an_answer_near_the_limit(proactive: bool) -> None:
-    """A reactive manager waits for an overflow; until then an answer is cut off where the context ends."""
-    rollout = observe("sglang", *["word " * 30] * 30, max_model_len=420, sampling={"max_new_tokens": 60})
-    options: Any = {"proactive_compression": {"compression_threshold": 0.6}} if proactive else {}
-    manager = SummarizingConversationManager(
-        summary_ratio=0.7, preserve_recent_messages=2, summarization_system_prompt="Sum up.", **options
-    )
-    agent = rollout.agent(tools=[], conversation_manager=manager)
-    with suppress(MaxTokensReachedException):
-        for i in range(8):
-            await agent.invoke_async(f"{i} " + "word " * 40)
-    cut_off = [turn.draft.finish is Finish.LENGTH for turn in rollout.model.ledger]
-    assert any(cut_off) != proactive
     rollout.check()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from strands.agent.conversation_manager import SlidingWindowConversationManager
-from strands.hooks import AfterModelCallEvent
 
 from support.conversations import answer, user
 from support.histories import ObservedRollout, observe
@@ -129,51 +127,3 @@ async def test_an_answer_that_is_asked_for_again_without_a_question_is_missing()
     with pytest.raises(HistoryChangedError, match=r"message 2 \(user\) is missing: 'Second\?' \(rewind, from turn 0"):
         await agent.invoke_async(None)
     assert len(rollout.script.requests) == 2
-
-
-async def test_a_hooks_retry_is_refused() -> None:
-    rollout, agent = await two_turns()
-    again = [True]
-    agent.hooks.add_callback(AfterModelCallEvent, lambda event: setattr(event, "retry", bool(again and again.pop())))
-    with pytest.raises(HistoryChangedError, match=r"message 5 \(assistant\) .*: 'Three\.'"):
-        await agent.invoke_async("Third?")
-    assert rollout.parents == [None, 0, 1]
-
-
-async def test_the_window_is_refused() -> None:
-    rollout = observe("sglang", *(f"Answer {i}." for i in range(3)), history="error")
-    agent = rollout.agent(conversation_manager=SlidingWindowConversationManager(window_size=4))
-    for i in range(3):
-        await agent.invoke_async(f"Question {i}?")
-    with pytest.raises(HistoryChangedError, match=r"trim, from turn 2, at message 0"):
-        await agent.invoke_async("Question 3?")
-    assert len(rollout.script.requests) == 3
-
-
-async def test_a_change_that_is_undone_continues() -> None:
-    rollout, agent = await two_turns()
-    edit(agent)
-    with pytest.raises(HistoryChangedError):
-        await agent.invoke_async("Third?")
-    agent.messages[2] = user("Second?")
-    await agent.invoke_async("Third, then?")
-    assert rollout.parents == [None, 0, 1]
-    assert len(rollout.check()) == 1
-
-
-async def test_separate_agents_and_side_calls_do_not_raise() -> None:
-    rollout, agent = await two_turns()
-    other = rollout.agent()
-    await other.invoke_async("First?")
-    seeded = rollout.agent(messages=[*agent.messages[:2]])
-    await seeded.invoke_async("Second, otherwise?")
-    edited = rollout.agent(messages=[*agent.messages[:2], user("Second?"), answer("Zwei.")])
-    await edited.invoke_async("Third?")
-    for messages in ([user("Sum up.")], [*agent.messages[:2], user("Sum up.")], [*agent.messages[:3]]):
-        async for _ in rollout.model.stream(messages, [*agent.tool_registry.get_all_tool_specs()], "Be brief."):
-            pass
-    await agent.invoke_async("Third?")
-    reasons = [reason for reason, _, _ in rollout.branches.values()]
-    assert reasons == ["SEPARATE", "SEPARATE", "SEPARATE", "SIDE_CALL", "SIDE_CALL", "SIDE_CALL"]
-    assert rollout.parents == [None, 0, None, 0, None, None, 0, 0, 1]
-    rollout.check()

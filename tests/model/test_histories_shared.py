@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from strands import Agent
-from strands.multiagent import GraphBuilder, Swarm
+from strands.multiagent import GraphBuilder
 
 from support.conversations import user
 from support.histories import observe
@@ -70,17 +70,6 @@ async def test_a_graph_of_agents_on_one_model() -> None:
         await graph.invoke_async("Do it.")
     assert sorted(rollout.parents[3:]) == [0, 1, 2], "each node goes on in its own path"
     assert rollout.parents[:3] == [None] * 3
-    assert {branch[0] for branch in rollout.branches.values()} == {"SEPARATE"}
-    rollout.check(in_order=False)
-
-
-async def test_a_swarm_of_agents_on_one_model() -> None:
-    handoff = call("handoff_to_agent", '{"agent_name": "writer", "message": "Write it."}')
-    rollout = observe("sglang", handoff, "Handed over.", "Written.")
-    planner, writer = (rollout.agent(name=name, tools=[]) for name in ("planner", "writer"))
-    result = await Swarm([planner, writer]).invoke_async("Do it.")
-    assert str(result.status).endswith("COMPLETED")
-    assert [parent for parent in rollout.parents if parent is None] == [None, None]
     assert {branch[0] for branch in rollout.branches.values()} == {"SEPARATE"}
     rollout.check(in_order=False)
 

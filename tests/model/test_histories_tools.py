@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from strands import tool
-from strands.hooks import AfterToolsEvent, BeforeToolCallEvent
+from strands.hooks import AfterToolsEvent
 
 from support.histories import observe
 from support.scripted import Says, call, ids_of, structured
@@ -75,62 +75,6 @@ async def test_results_that_a_hook_reverses_are_rendered_in_the_order_of_the_cal
     rollout.check()
 
 
-@pytest.mark.parametrize("value", [1, 1.0, True])
-async def test_one_and_one_point_zero_and_true_are_three_inputs(value: Any) -> None:
-    rollout = observe("sglang", call("add", '{"a": 1, "b": 2}'), "Three.", "More.")
-    agent = rollout.agent()
-    await agent.invoke_async("1 + 2?")
-    agent.messages[1]["content"][0]["toolUse"]["input"]["a"] = value
-    await agent.invoke_async("And?")
-    same = type(value) is int
-    assert rollout.parents == [None, 0, 1 if same else None]
-    assert rollout.branches == ({} if same else {2: ("EDIT", 1, 1)})
-    rollout.check()
-
-
-async def test_a_direct_tool_call_before_all_questions_is_part_of_the_first_prompt() -> None:
-    rollout = observe("sglang", "One.", "Two.")
-    agent = rollout.agent()
-    agent.tool.add(a=1, b=2)
-    await agent.invoke_async("First?")
-    agent.tool.add(a=1, b=2, record_direct_tool_call=False)
-    await agent.invoke_async("Second?")
-    assert rollout.parents == [None, 0]
-    rollout.check()
-
-
-async def test_an_interrupt_and_its_resumption_are_one_path() -> None:
-    rollout = observe("sglang", call("add", '{"a": 1, "b": 2}') + call("give", '{"what": "json"}'), "So.", "More.")
-    agent = rollout.agent(tools=[give, *rollout.agent().tool_registry.registry.values()])
-
-    def ask(event: BeforeToolCallEvent) -> None:
-        if event.tool_use["name"] == "give" and event.interrupt("sure", reason="giving") != "yes":
-            event.cancel_tool = "refused"
-
-    agent.hooks.add_callback(BeforeToolCallEvent, ask)
-    result = await agent.invoke_async("Do both.")
-    assert result.stop_reason == "interrupt"
-    assert rollout.parents == [None]
-    answers = [{"interruptResponse": {"interruptId": each.id, "response": "yes"}} for each in result.interrupts or ()]
-    result = await agent.invoke_async(answers)  # type: ignore[arg-type]
-    assert result.stop_reason == "end_turn"
-    await agent.invoke_async("And?")
-    assert rollout.parents == [None, 0, 1]
-    rollout.check()
-
-
-@pytest.mark.parametrize("limits", [{"turns": 1}, {"output_tokens": 1}, {"total_tokens": 1}])
-async def test_limits_stop_after_the_results_and_the_next_call_continues(limits: Any) -> None:
-    rollout = observe("sglang", call("add", '{"a": 1, "b": 2}'), "So.", "More.")
-    agent = rollout.agent()
-    result = await agent.invoke_async("Add.", limits=limits)
-    assert result.stop_reason.startswith("limit_")
-    await agent.invoke_async("And?")
-    await agent.invoke_async("And then?")
-    assert rollout.parents == [None, 0, 1]
-    rollout.check()
-
-
 STOP = " STOP"
 
 
@@ -173,13 +117,4 @@ async def test_structured_output_switched_on_and_off_again_opens_anew_each_time(
     assert rollout.parents == [None, None, 1, None, 3]
     assert rollout.branches == {1: ("OPENING", 0, None), 3: ("OPENING", 2, None)}
     assert [turn.draft.constrained for turn in rollout.model.ledger] == [False, False, True, False, False]
-    rollout.check()
-
-
-async def test_a_structured_answer_called_as_a_tool_is_continued() -> None:
-    rollout = observe("sglang", call("Sum", '{"total": 5}'), "It is five.", call("Sum", '{"total": 6}'))
-    agent = rollout.agent(structured_output_model=Sum)
-    assert (await agent.invoke_async("2 + 3?")).structured_output == Sum(total=5)
-    await agent.invoke_async("And 2 + 4?")
-    assert rollout.branches == {}
     rollout.check()

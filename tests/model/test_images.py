@@ -189,22 +189,6 @@ async def test_each_turn_of_a_path_with_images_asks_for_the_echo() -> None:
     expect_ledger(engine, model.ledger, messages)
 
 
-async def test_a_restored_ledger_goes_on_with_its_images(tmp_path: Path) -> None:
-    engine, state = VisionEngine(), dict[str, Any]()
-    messages: list[Any] = [{"role": "user", "content": [image(PICTURES[0]), {"text": "a"}]}]
-    with LedgerFile(tmp_path / "a.tito", "a") as file:
-        await ask((await policy_of(engine, store=file)).model(), messages, model_state=state)
-    messages.append({"role": "user", "content": [{"text": "b"}, image(PICTURES[2])]})
-    with LedgerFile(tmp_path / "a.tito", "a") as file:
-        model = (await policy_of(engine, store=file)).model()
-        await ask(model, messages, model_state=state)
-        assert [turn.parent for turn in model.ledger] == [None, 0]
-        expect_ledger(engine, model.ledger, messages)
-    [loaded] = store.read(tmp_path / "a.tito")
-    assert store.from_json(store.to_json(loaded)).images.keys() == loaded.images.keys()
-    assert len(loaded.images) == 2
-
-
 async def test_a_path_whose_picture_bytes_are_gone_is_not_continued() -> None:
     """Media of an unknown format load without bytes; the error of a new image names the missing ones."""
     engine = VisionEngine()

@@ -156,22 +156,6 @@ async def test_a_session_older_than_the_store_branches_from_its_last_turn(tmp_pa
     assert lived.calls == [f"call_00000000_{number}" for number in (1, 4, 5)]
 
 
-async def test_an_agent_that_continues_after_a_reset_starts_the_next_ledger(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "rollouts", "a") as file:
-        model = model_over(file, engine_of("vllm", Says("Ok.")))
-        agent = Agent(model=model, callback_handler=None)
-        await agent.invoke_async("One?")
-        sealed = model.reset()
-        await agent.invoke_async("Two?")
-        assert model.ledger.uuid != sealed.uuid
-        assert [turn.parent for turn in sealed] == [None]
-        assert [turn.parent for turn in model.ledger] == [None]
-        assert [(found.uuid, len(found)) for found in store.read(file.path)] == [
-            (sealed.uuid, 1),
-            (model.ledger.uuid, 1),
-        ]
-
-
 @pytest.mark.parametrize("keeps", [True, False], ids=["live", "dropped"])
 async def test_an_agent_that_is_used_for_one_task_after_another_has_a_ledger_for_each(
     keeps: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -300,17 +284,6 @@ async def test_an_invalid_key_is_ignored(tmp_path: Path) -> None:
         assert_prompts_are_paths(lived)
 
 
-async def test_a_snapshot_restores_the_ledger(tmp_path: Path) -> None:
-    first = first_life("vllm", tmp_path, sessions=None)
-    _, _, (agent,) = await live(first)
-    (tmp_path / "snapshot").write_text(json.dumps(agent.take_snapshot(preset="session").to_dict()))
-    lived, _, _ = await live(second_life(first, snapshot=str(tmp_path / "snapshot")))
-    assert lived.ledger == UUID
-    assert [turn["parent"] for turn in lived.turns] == [None, 0, 1, 2, 3]
-    assert lived.calls == [f"call_00000000_{number}" for number in (1, 2, 3)]
-    assert_prompts_are_paths(lived)
-
-
 def _copy(folder: Path) -> str:
     return str(shutil.copyfile(folder / "rollouts", folder / "rollouts-copy"))
 
@@ -318,18 +291,3 @@ def _copy(folder: Path) -> str:
 def _copy_sessions(folder: Path) -> str:
     shutil.rmtree(folder / "sessions-copy", ignore_errors=True)
     return str(shutil.copytree(folder / "sessions", folder / "sessions-copy"))
-
-
-async def test_two_agents_restored_from_one_session_share_the_ledger(tmp_path: Path) -> None:
-    first = first_life("vllm", tmp_path)
-    await live(first)
-    with LedgerFile(tmp_path / "rollouts", "a") as file:
-        models = [model_over(file, engine_of("vllm", Says("Ok."))) for _ in range(2)]
-        agents = [agent_of(model, first, "default") for model in models]
-        for question in ("Still there?", "And now?"):
-            for agent in agents:
-                await agent.invoke_async(question)
-        assert models[0].ledger is models[1].ledger
-        assert models[0].ledger.uuid == UUID
-        check_ledger(models[0].ledger)
-        assert store.encode(file.load(UUID)) == store.encode(models[0].ledger)

@@ -13,7 +13,6 @@ from support.histories import add, observe
 from support.scripted import Says, call, tokenizer
 from tito_conformance.testing import Completion, ScriptedRequest
 from tito_core import store
-from tito_core.ledger import check_ledger
 from tito_core.store import LedgerFile
 
 
@@ -87,37 +86,3 @@ async def test_the_harness_with_all_its_defaults(tmp_path: Path) -> None:
     file.close()
     [loaded] = store.read(tmp_path / "rollouts.tito")
     assert store.encode(loaded) == store.encode(rollout.model.ledger)
-
-
-async def test_its_summary_of_a_long_conversation_is_a_branch() -> None:
-    rollout = observe(
-        "vllm",
-        *(f"{i}: " + "The harbour was quiet and the ships lay still. " * 30 for i in range(9)),
-        says=Roles,
-        max_model_len=6000,
-    )
-    agent = create_harness(model=rollout.model, tools=[add], memory=False, session=False)
-    for i in range(9):
-        await agent.invoke_async(f"Go {i}.")
-    assert [branch[0] for branch in rollout.branches.values()] == ["SIDE_CALL", "SUMMARY"]
-    check_ledger(rollout.model.ledger)
-    rollout.check(injected=REMINDER)
-
-
-async def test_a_result_of_many_tokens_and_few_characters_is_cut_at_every_call() -> None:
-    """Strands measures a result in tokens and cuts it by characters, so a list of numbers is edited again and again."""
-
-    @tool
-    def numbers() -> str:
-        """Return numbers."""
-        return " ".join(str(i) for i in range(10_000, 14_000))
-
-    answers: tuple[Any, ...] = (call("numbers", "{}"), "One.", "Two.", "Three.")
-    options: dict[str, Any] = {"tools": [numbers], "memory": False, "session": False}
-    for manager, edits in (("auto", 2), (False, 0)):
-        rollout = observe("vllm", *answers, max_model_len=32768)
-        agent = create_harness(model=rollout.model, context_manager=manager, **options)
-        for question in ("Numbers?", "And?", "And now?"):
-            await agent.invoke_async(question)
-        assert [branch[0] for branch in rollout.branches.values()] == ["EDIT"] * edits
-        rollout.check(injected=REMINDER)

@@ -13,7 +13,6 @@ from strands.hooks import AfterModelCallEvent, BeforeModelCallEvent
 from support.histories import ObservedRollout, add, observe
 from support.scripted import policy_of, tokenizer
 from tito_core import store
-from tito_core.ledger import Provenance
 from tito_core.turn.branch import HistoryChangedError
 
 NAME = "qwen3-tiny"
@@ -43,30 +42,6 @@ def rendered(rollout: ObservedRollout) -> list[str]:
 async def ask(agent: Any, *questions: str) -> None:
     for question in questions:
         await agent.invoke_async(question)
-
-
-async def test_a_user_message_that_strips_reasoning_starts_a_branch_from_the_templates_rendering() -> None:
-    rollout = watch(thought("Hm one.", "One."), thought("Hm two.", "Two."), "Three.", "Four.")
-    await ask(rollout.agent(), "First?", "Second?", "Third?", "Fourth?")
-    assert rollout.parents == [None, None, None, 2]  # the third answer has no reasoning
-    assert rollout.branches == {1: ("THINKING", 0, 1), 2: ("THINKING", 1, 3)}
-    assert prompts(rollout) == rendered(rollout)
-    first, second, third = rollout.check()
-    sampled = [len(turn.draft.output_ids) for turn in rollout.model.ledger]
-    assert [int(t.loss_mask.sum()) for t in (first, second)] == sampled[:2]
-    assert third.turns == (2, 3)
-    assert second.count(Provenance.INSERTED) == 0
-
-
-async def test_results_extend_the_turn_and_the_next_question_strips_the_whole_round() -> None:
-    answers = (thought("Hm one.", CALL), thought("Hm two.", "Three."), "Fine.", "Good.")
-    rollout = watch(*answers)
-    await ask(rollout.agent(), "Add?", "Sure?", "So?")
-    assert rollout.parents == [None, 0, None, 2]
-    assert rollout.branches == {2: ("THINKING", 1, 1)}
-    assert "Hm one." in prompts(rollout)[1]
-    assert prompts(rollout) == rendered(rollout)
-    rollout.check()
 
 
 async def test_reasoning_in_a_roots_prompt_is_stripped_later() -> None:

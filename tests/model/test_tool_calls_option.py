@@ -8,7 +8,7 @@ import pytest
 from strands import tool
 
 from support.histories import observe
-from support.scripted import BACKENDS, call, tokenizer
+from support.scripted import call, tokenizer
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import check_ledger
 from tito_core.turn.answer import CallCounts, ParseReport
@@ -33,10 +33,9 @@ def looking() -> tuple[Any, list[int]]:
     return look, ran
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_lenient_policy_runs_a_loose_call_and_marks_it(kind: str) -> None:
+async def test_a_lenient_policy_runs_a_loose_call_and_marks_it() -> None:
     look, ran = looking()
-    rollout = observe(kind, LOOSE, "So.", tool_calls="lenient")
+    rollout = observe("sglang", LOOSE, "So.", tool_calls="lenient")
     await rollout.agent(tools=[look]).invoke_async("Look.")
     assert ran == [3]
     [record] = rollout.model.ledger[0].draft.calls
@@ -48,10 +47,9 @@ async def test_a_lenient_policy_runs_a_loose_call_and_marks_it(kind: str) -> Non
     check_ledger(rollout.model.ledger)
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_strict_policy_reads_why_a_loose_call_did_not_run(kind: str) -> None:
+async def test_a_strict_policy_reads_why_a_loose_call_did_not_run() -> None:
     look, ran = looking()
-    rollout = observe(kind, LOOSE, "So.")
+    rollout = observe("vllm", LOOSE, "So.")
     await rollout.agent(tools=[look]).invoke_async("Look.")
     assert ran == []
     [record] = rollout.model.ledger[0].draft.calls
@@ -60,11 +58,10 @@ async def test_a_strict_policy_reads_why_a_loose_call_did_not_run(kind: str) -> 
     assert rollout.model.parse_report.all.malformed == {NO_TAG: 1}
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("thinks", ["lenient", "strict"])
-async def test_a_call_after_reasoning_that_never_ends(kind: str, thinks: Any) -> None:
+async def test_a_call_after_reasoning_that_never_ends(thinks: Any) -> None:
     look, ran = looking()
-    rollout = observe(kind, f"<think>\nHm.\n{call('look', '{}')}", "So.", tool_calls=thinks)
+    rollout = observe("sglang", f"<think>\nHm.\n{call('look', '{}')}", "So.", tool_calls=thinks)
     await rollout.agent(tools=[look]).invoke_async("Look.")
     assert ran == ([-1] if thinks == "lenient" else [])
     draft = rollout.model.ledger[0].draft
@@ -74,11 +71,10 @@ async def test_a_call_after_reasoning_that_never_ends(kind: str, thinks: Any) ->
     check_ledger(rollout.model.ledger)
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_text_that_only_looks_like_a_call_is_recorded_and_stays_text(kind: str) -> None:
+async def test_text_that_only_looks_like_a_call_is_recorded_and_stays_text() -> None:
     look, ran = looking()
     text = 'Write {"name": "look", "arguments": {}} for it.'
-    rollout = observe(kind, text, tool_calls="lenient")
+    rollout = observe("vllm", text, tool_calls="lenient")
     result = await rollout.agent(tools=[look]).invoke_async("Look.")
     assert str(result).strip() == text
     assert ran == []

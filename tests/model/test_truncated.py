@@ -13,7 +13,7 @@ from strands.types.exceptions import MaxTokensReachedException
 
 from support.drafts import make_draft
 from support.histories import ObservedRollout, add, observe
-from support.scripted import BACKENDS, END, ids_of, policy_of, tokenizer
+from support.scripted import END, ids_of, policy_of, tokenizer
 from tito_core.chat.ending import Opened
 from tito_core.ledger import CallRecord, Finish, Provenance, check_ledger
 from tito_core.turn.history import stopped_in_reasoning
@@ -42,15 +42,16 @@ async def cut_and_ask(rollout: ObservedRollout) -> None:
     await agent.invoke_async("Second?")
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_a_turn_is_closed_wherever_it_was_cut(kind: str) -> None:
+def test_a_turn_is_closed_wherever_it_was_cut() -> None:
     shown = tokenizer(NAME)
 
     @settings(deadline=None, max_examples=40)
     @given(st.integers(1, len(WHOLE)), st.sampled_from([WHOLE, WHOLE[WHOLE.index("</think>") + 10 :]]))
     def holds(length: int, whole: str) -> None:
         text = whole[:length]
-        rollout = observe(kind, text + "...", "Two.", name=NAME, sampling={"max_new_tokens": len(ids_of(text, NAME))})
+        rollout = observe(
+            "sglang", text + "...", "Two.", name=NAME, sampling={"max_new_tokens": len(ids_of(text, NAME))}
+        )
         asyncio.run(cut_and_ask(rollout))
         assert rollout.parents == [None, 0]
         check_ledger(rollout.model.ledger)
@@ -68,9 +69,8 @@ def test_a_turn_is_closed_wherever_it_was_cut(kind: str) -> None:
     holds()
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_stop_token_inside_reasoning_starts_a_branch(kind: str) -> None:
-    rollout = observe(kind, "<think>\nHm.", "Two.", "Three.", name=NAME)
+async def test_a_stop_token_inside_reasoning_starts_a_branch() -> None:
+    rollout = observe("vllm", "<think>\nHm.", "Two.", "Three.", name=NAME)
     agent = rollout.agent()
     for question in ("First?", "Second?", "Third?"):
         await agent.invoke_async(question)
@@ -79,21 +79,12 @@ async def test_a_stop_token_inside_reasoning_starts_a_branch(kind: str) -> None:
     branch = rollout.model.ledger[1].draft.branch
     assert str(branch) == "thinking stripped (left open), from turn 0, at message 1"
     assert list(rollout.model.ledger[0].draft.output_ids) == ids_of("<think>\nHm." + END, NAME)
-    template = policy_of(kind, NAME).template
+    template = policy_of("vllm", NAME).template
     prompts = [tokenizer(NAME).decode(list(request.prompt_ids)) for request in rollout.script.requests]
     for call, prompt in list(zip(rollout.shown, prompts, strict=True))[:2]:
         assert str.__str__(template.rendering.of_messages(call.messages, call.system, [add.tool_spec])) == prompt
     assert Provenance.INSERTED not in rollout.model.trajectories[1].provenance
     check_ledger(rollout.model.ledger)
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_reasoning_that_a_stop_left_open_is_not_a_change_by_the_agent(kind: str) -> None:
-    rollout = observe(kind, "<think>\nHm.", "Two.", name=NAME, history="error")
-    agent = rollout.agent()
-    await agent.invoke_async("First?")
-    await agent.invoke_async("Second?")
-    assert rollout.branches == {1: ("THINKING", 0, 1)}
 
 
 @pytest.mark.parametrize(

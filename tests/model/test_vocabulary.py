@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,17 +65,15 @@ def test_the_same_tokenizer_is_compared_and_every_ledger_records_it(
     assert [kept.header.vocabulary for kept in store.read(tmp_path / "rollouts.tito")] == [VocabularyCheck.TOKENIZE]
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_a_servers_bos_is_no_difference(kind: str) -> None:
+def test_a_servers_bos_is_no_difference() -> None:
     def with_bos(text: str, special: bool) -> list[int]:
         return [0] * special + list(small().encode(text, add_special_tokens=False))
 
-    assert connected(served(kind, with_bos), kind).vocabulary is VocabularyCheck.TOKENIZE
+    assert connected(served("vllm", with_bos), "vllm").vocabulary is VocabularyCheck.TOKENIZE
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_another_models_tokenizer_is_refused_with_the_text_and_both_ids(kind: str) -> None:
-    message = refusal(kind, encoder(tokenizer("smollm2")))
+def test_another_models_tokenizer_is_refused_with_the_text_and_both_ids() -> None:
+    message = refusal("sglang", encoder(tokenizer("smollm2")))
     assert repr(ORDINARY[0]) in message
     for loaded in (small(), tokenizer("smollm2")):
         assert ", ".join(map(str, loaded.encode(ORDINARY[0], add_special_tokens=False)[:4])) in message
@@ -112,29 +108,26 @@ def test_two_exchanged_ids_are_refused(data: st.DataObject) -> None:
     assert str(other) in message
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("missing", ["<|im_start|>", "<|im_end|>", "<tool_call>", "<tool_response>"])
-def test_a_server_that_lacks_a_control_token_of_the_template_is_refused(kind: str, missing: str) -> None:
+def test_a_server_that_lacks_a_control_token_of_the_template_is_refused(missing: str) -> None:
     less = byte_level(
         tuple(text for text in MARKUP if text != missing), special=tuple(text for text in SPECIAL if text != missing)
     )
-    refusal(kind, encoder(less))
+    refusal("vllm", encoder(less))
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_a_server_that_lacks_a_control_token_of_the_parser_alone_is_refused(kind: str) -> None:
+def test_a_server_that_lacks_a_control_token_of_the_parser_alone_is_refused() -> None:
     ours, theirs = byte_level((*MARKUP, "[TOOL_CALLS]")), byte_level()
-    engine = served(kind, encoder(theirs), vocab_size=len(ours))
-    assert connected(engine, kind, tokenizer=ours).vocabulary is VocabularyCheck.TOKENIZE
+    engine = served("sglang", encoder(theirs), vocab_size=len(ours))
+    assert connected(engine, "sglang", tokenizer=ours).vocabulary is VocabularyCheck.TOKENIZE
     with pytest.raises(LawViolationError) as raised:
-        connected(engine, kind, tokenizer=ours, parser="mistral")
+        connected(engine, "sglang", tokenizer=ours, parser="mistral")
     assert raised.value.law == 15
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_an_answer_ends_where_the_template_ends_a_turn_and_at_the_end_of_sequence(kind: str) -> None:
+def test_an_answer_ends_where_the_template_ends_a_turn_and_at_the_end_of_sequence() -> None:
     loaded = byte_level((*MARKUP, "<end>"), names={"eos_token": "<end>"})
-    policy = connected(served(kind, encoder(loaded), vocab_size=len(loaded)), kind, tokenizer=loaded)
+    policy = connected(served("vllm", encoder(loaded), vocab_size=len(loaded)), "vllm", tokenizer=loaded)
     assert set(policy.stop_token_ids) == {loaded.convert_tokens_to_ids(each) for each in ("<|im_end|>", "<end>")}
 
 
@@ -153,57 +146,23 @@ def test_what_a_tokenizer_did_before_is_no_difference(used: dict[str, Any]) -> N
     assert again.model(ledger=fresh.model().ledger).policy is again
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_added_tokens_that_text_becomes_must_be_the_servers(kind: str) -> None:
+def test_added_tokens_that_text_becomes_must_be_the_servers() -> None:
     """The model may have rows for them, which were never trained."""
     more = byte_level((*MARKUP, "EURUSD", "GBPJPY"))
     sizes = {"vocab_size": len(more) + 64}
     with pytest.raises(LawViolationError, match="EURUSD GBPJPY") as raised:
-        connected(served(kind, encoder(small()), **sizes), kind, tokenizer=more)
+        connected(served("sglang", encoder(small()), **sizes), "sglang", tokenizer=more)
     assert raised.value.law == 15
-    policy = connected(served(kind, encoder(more), **sizes), kind, tokenizer=more)
+    policy = connected(served("sglang", encoder(more), **sizes), "sglang", tokenizer=more)
     assert policy.vocabulary is VocabularyCheck.TOKENIZE
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_where_content_may_become_control_tokens_all_of_them_must_be_the_servers(kind: str) -> None:
+def test_where_content_may_become_control_tokens_all_of_them_must_be_the_servers() -> None:
     more = byte_level((*MARKUP, "<|fim_prefix|>"))
-    engine = served(kind, encoder(small()), vocab_size=len(more))
-    assert connected(engine, kind, tokenizer=more).vocabulary is VocabularyCheck.TOKENIZE
+    engine = served("vllm", encoder(small()), vocab_size=len(more))
+    assert connected(engine, "vllm", tokenizer=more).vocabulary is VocabularyCheck.TOKENIZE
     with pytest.raises(LawViolationError, match=rf"gives \[{more.convert_tokens_to_ids('<|fim_prefix|>')}, "):
-        connected(engine, kind, tokenizer=more, content_tokens="as-template")
-
-
-def test_a_tokenizer_may_pad_and_truncate_in_another_thread_meanwhile(tmp_path: Path) -> None:
-    """A trainer collates its batches with the tokenizer of its rollouts."""
-    loaded, stop = byte_level(), threading.Event()
-
-    def collate() -> None:
-        while not stop.is_set():
-            loaded(["one", "one and two and three"], padding="max_length", truncation=True, max_length=3)
-
-    expected = connected(served("vllm", encoder(byte_level())), "vllm").template.certificate
-    trainer = threading.Thread(target=collate)
-    trainer.start()
-    try:
-        for number in range(3):
-            template = ChatTemplate.of(loaded, certificates=tmp_path / str(number))
-            assert template.certificate.tokenizer == expected.tokenizer
-            policy = connected(served("vllm", encoder(byte_level())), "vllm", tokenizer=loaded)
-            assert policy.template.certificate == expected
-    finally:
-        stop.set()
-        trainer.join()
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_added_tokens_that_the_template_never_writes_may_differ(kind: str) -> None:
-    more = byte_level((*MARKUP, "<|fim_prefix|>", "<|image|>"))
-    assert connected(served(kind, encoder(more)), kind).vocabulary is VocabularyCheck.TOKENIZE
-    assert (
-        connected(served(kind, encoder(small()), vocab_size=len(more)), kind, tokenizer=more).vocabulary
-        is VocabularyCheck.TOKENIZE
-    )
+        connected(engine, "vllm", tokenizer=more, content_tokens="as-template")
 
 
 CLOSED = [{"encode": None}, {"skip_tokenizer_init": True, "encode": None}]

@@ -374,7 +374,7 @@ def test_another_file_and_a_newer_one_are_refused_and_left_unchanged(start: byte
         store.LedgerFile(path, "w")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("reward", [1.0, 0.0, 2.0, -1.0])
+@pytest.mark.parametrize("reward", [1.0, 0.0])
 def test_a_flipped_bit_in_a_reward_that_ends_the_file_drops_no_reward(reward: float, tmp_path: Path) -> None:
     """A record may end with zeros of its own, which are no torn tail."""
     path = tmp_path / "rollouts.tito"
