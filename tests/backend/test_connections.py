@@ -37,33 +37,22 @@ def fails_as(error: BackendError, reason: str, *, sent: bool = False) -> None:
     assert (error.reason, error.sent) == (reason, sent)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_a_refused_connection(host: str) -> None:
+NOWHERE: list[tuple[str, str, str]] = [
+    ("http://127.0.0.1:{port}", "refused", "host and port"),
+    ("http://localhost:{port}", "refused", "host and port"),
+    ("unix://{folder}/none.sock", "refused", "none.sock"),
+    ("http://224.0.0.1:9", "unreachable", "network"),  # multicast: Linux connects to none
+    ("http://no-such-host.invalid:8000", "unknown-host", "unknown host"),
+]
+
+
+@pytest.mark.parametrize(("url", "reason", "words"), NOWHERE)
+async def test_an_address_where_nothing_listens(url: str, reason: str, words: str, tmp_path: Path) -> None:
     with socket.socket() as held:  # bound, but not listening
         held.bind(("127.0.0.1", 0))
-        error, retries = await failing(f"http://{host}:{held.getsockname()[1]}")
-    fails_as(error, "refused")
-    assert "host and port" in str(error)
-    assert retries == 0
-
-
-async def test_a_missing_unix_socket(tmp_path: Path) -> None:
-    error, retries = await failing(f"unix://{tmp_path}/none.sock")
-    fails_as(error, "refused")
-    assert retries == 0
-
-
-async def test_a_host_without_a_route() -> None:
-    error, retries = await failing("http://224.0.0.1:9")  # multicast: Linux connects to none
-    fails_as(error, "unreachable")
-    assert "network" in str(error)
-    assert retries == 0
-
-
-async def test_an_unknown_host_name() -> None:
-    error, retries = await failing("http://no-such-host.invalid:8000")
-    fails_as(error, "unknown-host")
-    assert "unknown host" in str(error)
+        error, retries = await failing(url.format(port=held.getsockname()[1], folder=tmp_path))
+    fails_as(error, reason)
+    assert words in str(error)
     assert retries == 0
 
 

@@ -15,7 +15,6 @@ from support.backends import http_to
 from tito_core.backend import (
     BackendError,
     BadRequestError,
-    DamagedAnswerError,
     EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
@@ -89,13 +88,6 @@ def test_a_timeout_of_a_custom_transport_is_a_late_answer(kind: type[Exception])
     assert "http_transport" in str(error)
 
 
-def test_a_server_that_does_not_speak_http() -> None:
-    failure = aiohttp.ClientResponseError(SimpleNamespace(real_url="x"), (), message="Bad\n status  line")
-    error = error_from_failure(B, failure, url="u", connect_timeout_s=2.5, request_id="r")
-    assert (type(error), error.backend, error.request_id, error.sent) == (DamagedAnswerError, B, "r", False)
-    assert re.search(r"at u .*HTTP \(Bad status line\).*host and port", str(error))
-
-
 def test_a_200_that_cannot_be_decoded_is_shown_around_the_place() -> None:
     http = http_to(B, "http://h", api_key="sekret")
     body = b"[" + b"1," * 50 + b'"a sekret", x]'
@@ -146,13 +138,6 @@ async def test_a_stream_that_is_not_text_is_shown_with_replacements() -> None:
     assert f"'{'x' * 79}\ufffd'." in str(error)
     failed = await streamed(b'data: {"error": "a\xffb"}\n')
     assert failed.body == '{"error": "a\ufffdb"}'
-
-
-async def test_a_stream_that_breaks_off() -> None:
-    error = await streamed(EVENT)
-    assert isinstance(error, EngineConnectionError)
-    assert (error.sent, error.reason) == (True, "closed")
-    assert re.search("sglang at http://h/generate broke off.*log", str(error))
 
 
 async def test_an_error_event_may_have_a_blank_before_its_name() -> None:

@@ -315,20 +315,6 @@ def test_errors_in_a_stream_are_typed_with_the_server_message(
     assert not caught.value.was_streamed
 
 
-@pytest.mark.parametrize("after", [0, 2])
-@pytest.mark.parametrize("kind", WIRES)
-def test_a_failed_stream_is_retried_only_before_its_first_chunk(kind: Kind, after: int) -> None:
-    async def attempts() -> int:
-        engine = engine_of(kind, lambda _: Completion(OUTPUT), fault=first(1, failing({"code": 500}, after)))
-        try:
-            await generate(backend_of(engine), request_of(), Shown())
-        except ServerError:
-            assert after
-        return len(engine.requests)
-
-    assert asyncio.run(attempts()) == (1 if after else 2)
-
-
 @pytest.mark.parametrize("kind", WIRES)
 def test_a_body_that_is_not_a_stream_is_refused(kind: Kind) -> None:
     with pytest.raises(ProtocolViolationError, match="content type is 'text/html'"):

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from support.drafts import make_draft
-from support.forests import digest_of
 from tito_core.ledger import Column, Ledger, Sampling
-from tito_core.store import from_record, to_record
 
 
 def test_a_draft_copies_its_arrays_and_all_columns_are_read_only() -> None:
@@ -62,20 +60,6 @@ def test_turns_outside_the_ledger_have_no_annotations_and_no_children() -> None:
     ledger.annotate("reward", 2, turn=0)
     assert (ledger.annotation("reward", turn=1), ledger.annotation("reward", turn=0)) == (1, 2)
     assert (ledger.annotation("reward"), ledger.annotation("reward", default=7)) == (None, 7)
-
-
-QUESTION, ANSWER = {"role": "user", "content": [{"text": "1+1?"}]}, {"role": "assistant", "content": [{"text": "2"}]}
-
-
-def test_an_equal_answer_after_loading_does_not_hide_the_loaded_turns() -> None:
-    """When agents have equal histories, each must find its own turn."""
-    history = [{"system": None}, QUESTION]
-    fingerprint = digest_of([*history, ANSWER])
-    ledger = Ledger()
-    ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), ledger.match(history), ANSWER)
-    ledger = from_record(to_record(ledger))
-    ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), ledger.match(history), ANSWER)
-    assert sorted(ledger.match([*history, ANSWER, QUESTION]).node.turns) == [0, 1]
 
 
 def test_trajectories_are_a_list_that_may_be_called_and_travels_as_a_list() -> None:

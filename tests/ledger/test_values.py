@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from support.drafts import make_draft
 from support.picture_ledgers import two_images
-from tito_core.ledger import Ledger, Semantics
+from tito_core.ledger import Semantics
 
 
 @pytest.mark.parametrize(
@@ -18,21 +16,6 @@ def test_scoring_compares_only_raw_logprobs_at_temperature_one(
     temperature: float | None, adjusted: bool, comparable: bool
 ) -> None:
     assert Semantics(None, temperature, adjusted, "test").comparable_with_scoring() is comparable
-
-
-def test_a_path_concatenates_its_turns() -> None:
-    ledger = Ledger()
-    ledger.commit(make_draft(None, 0, [1, 2], [3]))
-    ledger.commit(make_draft(0, 3, [4], [5]))
-    ledger.commit(make_draft(None, 0, [6], [7]))
-    assert ledger.path_ids(1).tolist() == [1, 2, 3, 4, 5]
-    assert ledger.path_ids(2).tolist() == [6, 7]
-    assert ledger.path_ids(None).tolist() == []
-    assert ledger.path_ids(None).dtype == np.int32
-    assert (ledger.path_length(None), ledger.path_length(0), ledger.path_length(1)) == (0, 3, 5)
-    assert [turn.index for turn in ledger.path(1)] == [0, 1]
-    assert ledger.path(None) == []
-    assert [ledger.extended(turn) for turn in range(3)] == [True, False, False]
 
 
 def test_a_path_has_the_media_and_images_of_its_turns() -> None:

@@ -121,21 +121,3 @@ async def test_an_agent_that_was_cancelled_before_its_turn_sends_nothing() -> No
 
 def _model_at(url: str, kind: str, **options: Any) -> TITOModel:
     return TITOModel(backend=kind, base_url=url, tokenizer=tokenizer(), **options)
-
-
-@pytest.mark.parametrize("gone", ["closed", "removed"])
-def test_a_store_that_is_gone_is_noticed_before_anything_is_sampled(gone: str, tmp_path: Path) -> None:
-    path = tmp_path / "rollouts"
-    file = LedgerFile(path, "a")
-    model = model_of("vllm", Says("Yes."), store=file)
-    agent = Agent(model=model, callback_handler=None)
-    agent("Is it?")
-    sent = len(model.scripted.requests)
-    if gone == "closed":
-        file.close()
-    else:
-        path.unlink()
-    with pytest.raises(TurnNotStoredError, match=rf"{path} could not write turn 1 .*the file was {gone}"):
-        agent("Is it?")
-    assert (len(model.scripted.requests), len(model.ledger)) == (sent, 1)
-    file.close()

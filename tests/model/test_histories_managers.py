@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
-from strands.hooks import AfterModelCallEvent
 
 from support.conversations import answer, calls, results, user
 from support.histories import add, observe
 from support.scripted import Says, backend_of, call, engine_of, tokenizer
-from tito_conformance.testing import THROTTLED, at
 from tito_core import Policy
-from tito_core.backend import ThrottledError
 from tito_core.termination import Termination, termination_of
 from tito_core.turn.request import TrimmedHistoryError, _missing
 
@@ -144,23 +141,4 @@ async def test_the_automatic_context_manager_offloads_and_summarises() -> None:
     assert set(reasons) <= {"SIDE_CALL", "SUMMARY", "EDIT", "TRIM"}
     sides = [index for index, branch in rollout.branches.items() if branch[0] == "SIDE_CALL"]
     assert all(rollout.parents[index] is None for index in sides)
-    rollout.check()
-
-
-async def test_retries_of_a_users_hook_leave_no_trace() -> None:
-    longer_than_the_patience = dict.fromkeys(range(1, 40), THROTTLED)
-    rollout = observe("sglang", "One.", "Two.", fault=at(longer_than_the_patience))
-    agent = rollout.agent()
-    failures: list[Exception | None] = []
-
-    def retry(event: AfterModelCallEvent) -> None:
-        failures.append(event.exception)
-        event.retry = isinstance(event.exception, ThrottledError)
-
-    agent.hooks.add_callback(AfterModelCallEvent, retry)
-    await agent.invoke_async("First?")
-    await agent.invoke_async("Second?")
-    assert [type(failure) for failure in failures].count(ThrottledError) >= 1
-    assert rollout.parents == [None, 0]
-    assert rollout.branches == {}
     rollout.check()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from strands import Agent
-from strands.multiagent import GraphBuilder
 
 from support.conversations import user
 from support.histories import observe
@@ -56,22 +55,6 @@ async def test_a_sub_agent_as_a_tool_on_the_same_model_is_a_separate_root(keeps:
     # Without its context it starts over each time, though Strands leaves it its key.
     assert rollout.branches == {1: ("SEPARATE", None, None)} | ({} if keeps else {3: ("REWIND", 1, 0)})
     rollout.check()
-
-
-async def test_a_graph_of_agents_on_one_model() -> None:
-    rollout = observe("sglang", "Planned.", "Checked.", "Written.", latency=0.01)
-    builder = GraphBuilder()
-    for name in ("plan", "check", "write"):
-        builder.add_node(rollout.agent(name=name, tools=[]), name)
-    builder.add_edge("plan", "check")
-    builder.add_edge("plan", "write")
-    graph = builder.set_execution_timeout(60).build()
-    for _ in range(2):
-        await graph.invoke_async("Do it.")
-    assert sorted(rollout.parents[3:]) == [0, 1, 2], "each node goes on in its own path"
-    assert rollout.parents[:3] == [None] * 3
-    assert {branch[0] for branch in rollout.branches.values()} == {"SEPARATE"}
-    rollout.check(in_order=False)
 
 
 async def test_trajectory_raises_with_several_and_lists_them() -> None:

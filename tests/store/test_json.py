@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from support.drafts import drafts, make_draft
 from support.refusals import breaks_law
 from tito_core import store
-from tito_core.ledger import Branch, Column, Ledger, MediaSpan, Reason, check_ledger
+from tito_core.ledger import Branch, Column, Ledger, Reason, check_ledger
 from tito_core.ledger.turn import Turn
 
 
@@ -101,17 +100,6 @@ def test_a_whole_number_is_a_logprob_and_a_field_accepts_a_ledger() -> None:
     assert store.from_json(with_column("logprobs", [-1, -2]))[0].draft.logprobs.tolist() == [-1.0, -2.0]
     assert Sample(ledger=GOOD).ledger is GOOD
     assert Sample.model_json_schema()["properties"]["ledger"]["type"] == "object"
-
-
-def test_optional_columns_and_media_come_back() -> None:
-    ledger = Ledger()
-    experts = Column.of(0, np.arange(12).reshape(3, 2, 2))
-    extras = {"routed_experts": experts, "top_logprobs": Column.of(2, [[-0.5, -1.0]])}
-    media = (MediaSpan(0, 1, bytes(range(32))),)
-    ledger.commit(make_draft(None, 0, [100, 101], [200], extras=extras, media=media))
-    again = store.from_json(json.loads(json.dumps(store.to_json(ledger))))
-    assert store.encode(again) == store.encode(ledger)
-    assert again[0].draft.extras["routed_experts"].values.tolist() == experts.values.tolist()
 
 
 def test_a_ledger_that_breaks_a_law_is_refused() -> None:
