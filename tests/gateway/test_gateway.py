@@ -206,6 +206,9 @@ async def test_without_a_name_content_decides_and_equal_prompts_are_rollouts_of_
         note = {"role": "assistant", "content": "A note of the harness."}
         await client.chat([*HELLO, note, {"role": "user", "content": "And?"}])
         assert [len(ledger.trajectories) for ledger in gateway.ledgers] == [1, 1, 1, 1]
+        for ledger in gateway.ledgers:
+            await gateway.end(ledger.uuid)
+        assert not gateway._answers
 
 
 async def test_an_equal_request_while_the_first_runs_is_one_turn_and_afterwards_a_sibling() -> None:

@@ -21,6 +21,7 @@ from strands.types.tools import ToolChoice, ToolSpec
 
 from strands_tito.gateway.reply import Refusal
 from tito_core.backend.values import nearest
+from tito_core.turn.history import as_stored
 
 _SAMPLING = {
     **{name: name for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop")},
@@ -48,8 +49,6 @@ REFUSED = {
 }
 """Keys that are refused, and what to do."""
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
-_BLANK = [{"text": "[blank text]"}]
-"""What Strands and the ledger show for an answer without content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +188,7 @@ def _history(given: list[Any]) -> tuple[str | None, Messages]:
                 raise Refusal(f"{where}: a {role} message must come before all others.", param=where)
             system += [block["text"] for block in _blocks(message.get("content"), where) if "text" in block]
         elif role == "assistant":
-            messages.append({"role": "assistant", "content": _answer(message, where) or _BLANK})
+            messages.append(as_stored({"role": "assistant", "content": _answer(message, where)}))
         elif role in ("user", "tool"):
             blocks = [_result(message, where)] if role == "tool" else _blocks(message.get("content"), where)
             last = messages[-1]["content"] if messages and messages[-1]["role"] == "user" else []

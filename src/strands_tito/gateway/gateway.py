@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from hashlib import blake2b
 from ipaddress import ip_address
+from itertools import takewhile
 from typing import Any, NamedTuple, Self, Unpack
 from urllib.parse import unquote
 
@@ -18,7 +19,7 @@ import msgspec
 from strands.types.streaming import StreamEvent
 
 from strands_tito.gateway.chat import Answer, ChatTurn, chat_turn
-from strands_tito.gateway.normalise import NORMALISERS, VERSION, Recognised, latest_turn, recognise
+from strands_tito.gateway.normalise import NORMALISERS, VERSION, Recognised, key_of_answer, latest_turn, recognise
 from strands_tito.gateway.reply import Refusal, Reply, Request, decoded, error_json, error_reply, refusal_of
 from strands_tito.gateway.server import Server, transport_of
 from strands_tito.gateway.sessions import RunningTurn, Session, versions_of
@@ -39,8 +40,24 @@ _NAMES = uuid.UUID("5bd0f0f6-9d4c-4b6f-9e39-0a4d7a0c2f51")
 _PLACES = ("tasks", "groups", "samples", "sessions")
 _KEEP_ALIVE_S = 10.0
 """Seconds without an event after which a stream gets a comment, so that no proxy or client thinks that it is dead."""
-_PINNED = ("adapter", "weight_version", "group_id", "task_id")
-_ENDING = ("reward", "leaf", "annotations", "termination")
+
+
+class Pinned(msgspec.Struct, forbid_unknown_fields=True):
+    """What a request that begins a session may set; see `Gateway`."""
+
+    adapter: str | None = None
+    weight_version: str | None = None
+    group_id: str | None = None
+    task_id: str | None = None
+
+
+class Ending(msgspec.Struct, forbid_unknown_fields=True):
+    """What a request that ends a session may set; see `Gateway.end`."""
+
+    reward: float | None = None
+    leaf: int | None = None
+    annotations: dict[str, Any] | None = None
+    termination: str = Termination.COMPLETED.value
 
 
 class Place(NamedTuple):
@@ -116,8 +133,9 @@ class Gateway:
         self._settings = Settings.of(**options).at(policy.info)
         if self._settings.adapter is not None:
             policy._adapters.admit(self._settings.adapter)
-        self._sessions: dict[str, Session] = {}
-        self._unnamed: list[Session] = []
+        self._sessions: dict[str, Session] = {}  # in the order of their last use
+        self._ended: dict[str, Session] = {}
+        self._answers: dict[str, list[Session]] = {}
         self._known: dict[bytes, Settings] = {}
         self._turns = 0
         self._server = Server(self.answer, host, port, max_body_bytes)
@@ -148,16 +166,16 @@ class Gateway:
 
     @property
     def ledgers(self) -> list[Ledger]:
-        """The ledgers of all sessions in memory, in the order of their first requests."""
-        return [session.ledger for session in (*self._sessions.values(), *self._unnamed)]
+        """The ledgers of all sessions in memory: those that ended, then the others in the order of their last use."""
+        return [session.ledger for session in (*self._ended.values(), *self._sessions.values())]
 
     def ledger(self, name: str) -> Ledger:
-        """Return the ledger of a session.
+        """Return the ledger of a session; one without a name has its ledger's uuid.
 
         Raises:
             KeyError: There is no session of that name.
         """
-        return self._sessions[name].ledger
+        return (self._sessions.get(name) or self._ended[name]).ledger
 
     async def end(
         self,
@@ -184,8 +202,17 @@ class Gateway:
         session = await self._session(Place(name, {}, ""), make=False)
         if session.is_busy:
             raise Refusal(f"Session {name!r} has a turn at work.", status=409, code="session_busy")
-        session.end(Termination(termination), reward, leaf, annotations)
+        self._end(session, Termination(termination), reward, leaf, annotations)
         return session.ledger
+
+    def _end(self, session: Session, *ending: Any) -> None:
+        session.end(*ending)
+        self._sessions.pop(session.name, None)
+        self._ended[session.name] = session
+        for key in session.keys:
+            self._answers[key] = [each for each in self._answers[key] if each is not session]
+            if not self._answers[key]:
+                del self._answers[key]
 
     async def answer(self, request: Request) -> Reply:
         """Answer a request. Errors are replies too, in OpenAI's form."""
@@ -208,19 +235,18 @@ class Gateway:
             case "GET", "health":
                 return Reply.of({"status": "ok"})
             case "POST", "" if place.session is not None:
-                await self._pin(place, decoded(request.body))
+                await self._pin(place, decoded(request.body, Pinned))
                 return Reply.of({"session": place.session})
             case "POST", "end" if place.session is not None:
-                given = decoded(request.body)
-                refuse_unknown("key", given, _ENDING)
-                ledger = await self.end(place.session, **given)
+                ledger = await self.end(place.session, **msgspec.structs.asdict(decoded(request.body, Ending)))
                 return Reply.of({"session": place.session, "ledger": ledger.uuid, "turns": len(ledger)})
             case "GET", "trajectories" if place.session is not None:
                 session = await self._session(place, make=False, ended=True)
                 return Reply.of({"trajectories": _trajectories(session.ledger)})
             case "DELETE", "" if place.session is not None:
-                await self._session(place, make=False, ended=True)
-                del self._sessions[place.session]
+                session = await self._session(place, make=False, ended=True)
+                self._sessions.pop(session.name, None)
+                self._ended.pop(session.name, None)
                 return Reply.of({"session": place.session})
         raise Refusal(f"{request.method} {request.path} is not served.", status=404, code="not_found")
 
@@ -247,26 +273,31 @@ class Gateway:
         Raises:
             Refusal: It is not known and not to be made, it has ended, or too many are in memory.
         """
-        name = place.session
-        session = self._sessions.get(name or "")
-        if session is None and name is not None and (stored := await self._stored(name)) is not None:
-            session = self._sessions[name] = Session(self.policy, name, stored, self._settings)
+        name = place.session or ""
+        session = self._sessions.get(name) or self._ended.get(name)
+        if session is None and (stored := await self._stored(name)) is not None:
+            session = Session(self.policy, name, stored, self._settings)
+            (self._sessions if session.termination is None else self._ended)[name] = session
         if session is None:
             if not make:
                 raise Refusal(f"Session {name!r} is not known.", status=404, code="session_not_found")
             session = self._new(place)
-        if session.termination is not None and not ended:
+        if session.termination is None:
+            self._use(session)
+        elif not ended:
             reason = f"Session {name!r} has ended ({session.termination}): begin another one."
             raise Refusal(reason, status=410, code="session_ended")
-        session.used = time.monotonic()
-        if name is not None:  # the order of the last use
-            self._sessions[name] = self._sessions.pop(name)
         return session
+
+    def _use(self, session: Session) -> None:
+        session.used = time.monotonic()
+        self._sessions.pop(session.name, None)
+        self._sessions[session.name] = session
 
     async def _stored(self, name: str) -> Ledger | None:
         """Return the ledger of an earlier process under this name, or None."""
         store, ledger = self.policy.store, self._uuid(name)
-        if store is None or ledger is None or ledger not in store:
+        if not name or store is None or ledger is None or ledger not in store:
             return None
         return await asyncio.to_thread(store.resume, ledger)
 
@@ -274,58 +305,51 @@ class Gateway:
         store = self.policy.store
         return None if store is None else str(uuid.uuid5(_NAMES, f"{store.path}\n{name}"))
 
-    def _new(self, place: Place, settings: Settings | None = None, pinned: Mapping[str, Any] | None = None) -> Session:
+    def _new(self, place: Place, settings: Settings | None = None, pinned: Pinned | None = None) -> Session:
         self._make_room()
-        pinned, name = pinned or {}, place.session
-        user = {"session": name, **place.labels} if name is not None else {}
+        pinned, name = pinned or Pinned(), place.session
         ledger = self.policy.ledger(
             None if name is None else self._uuid(name),
-            group_id=pinned.get("group_id") or place.labels.get("groups"),
-            task_id=pinned.get("task_id") or place.labels.get("tasks"),
-            user=user,
+            group_id=pinned.group_id or place.labels.get("groups"),
+            task_id=pinned.task_id or place.labels.get("tasks"),
+            user={} if name is None else {"session": name, **place.labels},
         )
-        session = Session(self.policy, name, ledger, settings or self._settings, pinned.get("weight_version"))
-        if name is None:
-            self._unnamed.append(session)
-        else:
-            self._sessions[name] = session
+        session = Session(self.policy, name or ledger.uuid, ledger, settings or self._settings, pinned.weight_version)
+        self._use(session)
         return session
 
     def _make_room(self) -> None:
-        if len(self._sessions) + len(self._unnamed) < self.max_sessions:
+        if len(self._sessions) + len(self._ended) < self.max_sessions:
             return
-        ended = next((name for name, each in self._sessions.items() if each.termination is not None), None)
-        if ended is None or self.policy.store is None:
+        if not self._ended or self.policy.store is None:
             raise Refusal(
                 f"{self.max_sessions} sessions are in memory. DELETE those that are exported.",
                 status=429,
                 code="too_many_sessions",
                 retry_after_s=10.0,
             )
-        del self._sessions[ended]
+        del self._ended[next(iter(self._ended))]
 
     def _end_idle(self) -> None:
-        """End the sessions that were not used for a time. The one that waits longest is always the first."""
+        """End the sessions that were not used for a time."""
         before = time.monotonic() - self.idle_s
-        for session in (*self._sessions.values(), *self._unnamed):
-            if session.used > before:
-                return
-            if session.termination is None and not session.is_busy:
-                session.end(Termination.LIMIT)
+        for session in tuple(takewhile(lambda each: each.used <= before, self._sessions.values())):
+            if not session.is_busy:
+                self._end(session, Termination.LIMIT)
 
-    async def _pin(self, place: Place, given: Mapping[str, Any]) -> None:
+    async def _pin(self, place: Place, pinned: Pinned) -> None:
         """Make a session with an adapter or a weight version of its own."""
-        refuse_unknown("key", given, _PINNED)
-        if place.session in self._sessions or (place.session and await self._stored(place.session)):
-            raise Refusal(f"Session {place.session!r} exists.", status=409, code="session_exists")
+        name = place.session or ""
+        if name in self._sessions or name in self._ended or await self._stored(name):
+            raise Refusal(f"Session {name!r} exists.", status=409, code="session_exists")
         settings = self._settings
-        if (name := given.get("adapter")) is not None:
-            settings = replace(settings, adapter=Settings.of(adapter=name).adapter).at(self.policy.info)
-            self.policy._adapters.admit(Adapter(name))
-        self._new(place, settings, given)
+        if pinned.adapter is not None:
+            settings = replace(settings, adapter=Settings.of(adapter=pinned.adapter).adapter).at(self.policy.info)
+            self.policy._adapters.admit(Adapter(pinned.adapter))
+        self._new(place, settings, pinned)
 
     async def _complete(self, body: bytes, place: Place) -> Reply:
-        turn = chat_turn(decoded(body), self.ignored)
+        turn = chat_turn(decoded(body, dict), self.ignored)
         session, recognised = await self._find(place, turn)
         digest = blake2b(body, digest_size=16).digest()
         running = session.running.get(digest)
@@ -381,21 +405,16 @@ class Gateway:
         if place.session is not None:
             session = await self._session(place, make=True)
             return session, self._recognised(session, turn)
-        continued: Session | None = None
-        for session in reversed(self._unnamed):
-            if session.termination is None and (found := self._recognised(session, turn)).continues:
-                latest = latest_turn(found.node)
-                if latest is not None and not session.ledger.extended(latest) and found.node is not None:
-                    continued = session
-                    if latest in found.node.turns:
-                        break
-                continued = continued or session
-        if continued is None:
-            continued = self._new(place)
-        else:
-            continued.used = time.monotonic()
-            self._unnamed.append(self._unnamed.pop(self._unnamed.index(continued)))
-        return continued, self._recognised(continued, turn)
+        candidates = self._answers.get(key_of_answer(turn.messages), ())
+        found = [(each, self._recognised(each, turn)) for each in candidates if each.termination is None]
+        continuing = [(session, recognised) for session, recognised in found if recognised.continues]
+        if not continuing:
+            session = self._new(place)
+            return session, self._recognised(session, turn)
+        # Of equal sessions, one whose answer was not continued yet.
+        session, recognised = min(continuing, key=lambda pair: bool(pair[1].node and pair[1].node.children))
+        self._use(session)
+        return session, recognised
 
     def _recognised(self, session: Session, turn: ChatTurn) -> Recognised:
         fingerprint = self.policy.template.fingerprint
@@ -414,6 +433,9 @@ class Gateway:
                 async for event in events:
                     yield event
             committed = ledger[state[STATE_KEY]["turn"]]
+            if "session" not in ledger.header.user and (node := ledger.node_of(committed.index)) is not None:
+                session.keys.add(key := key_of_answer([node.message]))
+                self._answers.setdefault(key, []).append(session)
             ignored = {*turn.ignored, *(turn.sampling if self.fixed_sampling else ())} - session.ignored
             session.ignored |= ignored
             if found.used or ignored:
@@ -421,7 +443,7 @@ class Gateway:
                 ledger.annotate(ANNOTATION, note, turn=committed.index)
             wanted = session.weight_version
             if wanted is not None and (seen := versions_of(committed)) != {wanted}:
-                session.end(Termination.ABORTED)
+                self._end(session, Termination.ABORTED)
                 raise Refusal(
                     f"The session is pinned to weight version {wanted!r}, and the turn was sampled by "
                     f"{', '.join(map(repr, sorted(map(str, seen))))}. It is on record, and the session has ended.",

@@ -101,6 +101,15 @@ def recognise(
     return Recognised(system, known, used, node, continues)
 
 
+def key_of_answer(messages: Sequence[Message]) -> str:
+    """Return a key of the last assistant message that every spelling of it has, or "" where there is none."""
+    answer = next((message for message in reversed(messages) if message["role"] == "assistant"), None)
+    if answer is None:
+        return ""
+    _, text, calls = _parts(answer)
+    return _as_json([text.strip(), [[call["name"], plain_copy(call["input"])] for call in calls]])
+
+
 def latest_turn(node: Node | None) -> int | None:
     """Return the latest turn that answered at or after a node, or None."""
     stack, turns = [node] if node is not None else [], list[int]()
@@ -159,7 +168,7 @@ def _parts(message: Mapping[str, Any]) -> tuple[str, str, list[Any]]:
     blocks = message["content"]
     reasoning = [b["reasoningContent"]["reasoningText"]["text"] for b in blocks if "reasoningContent" in b]
     text = [block["text"] for block in blocks if "text" in block]
-    return "\n".join(reasoning), "\n".join(text), [block["toolUse"] for block in blocks if "toolUse" in block]
+    return "".join(reasoning), "".join(text), [block["toolUse"] for block in blocks if "toolUse" in block]
 
 
 def _as_json(value: Any) -> str:

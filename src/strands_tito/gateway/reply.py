@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from pydantic import ValidationError
@@ -20,6 +20,8 @@ from tito_core.backend.errors import (
 from tito_core.ledger.errors import LawViolationError
 from tito_core.turn.recording import TurnNotStoredError
 from tito_core.turn.request import TotalTokensReachedError
+
+T = TypeVar("T")
 
 
 class Request(NamedTuple):
@@ -139,16 +141,13 @@ def error_reply(refusal: Refusal) -> Reply:
     return Reply.of(error_json(refusal), refusal.status, refusal.retry_after_s)
 
 
-def decoded(body: bytes) -> Mapping[str, Any]:
-    """Return the JSON object of a body.
+def decoded(body: bytes, kind: type[T]) -> T:
+    """Return a body as a JSON object of this kind.
 
     Raises:
         Refusal: It is none.
     """
     try:
-        value = msgspec.json.decode(body or b"{}")
+        return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(f"The body is not JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise Refusal("The body must be a JSON object.")
-    return value
+        raise Refusal(f"The body is not a JSON object as expected: {error}.") from None

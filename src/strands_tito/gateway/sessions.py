@@ -96,19 +96,20 @@ class Session:
     """One ledger under a name.
 
     Attributes:
-        name: Its name, or None for one that is found by content.
+        name: Its name; without any, the ledger's uuid.
         settings: The settings of its turns.
         weight_version: The only weight version that its turns may have, or None for any.
         recording: Its ledger.
         running: Turns whose answer nobody has whole yet, by the digest of their request.
         used: When it was used last, by `time.monotonic`.
         ignored: Keys of requests that it took without effect.
+        keys: Keys of its answers by which a request without a name finds it.
     """
 
     def __init__(
         self,
         policy: PolicyParts,
-        name: str | None,
+        name: str,
         ledger: Ledger,
         settings: Settings,
         weight_version: str | None = None,
@@ -120,6 +121,7 @@ class Session:
         self.running: dict[bytes, RunningTurn] = {}
         self.used = time.monotonic()
         self.ignored: set[str] = set()
+        self.keys: set[str] = set()
 
     @property
     def ledger(self) -> Ledger:
