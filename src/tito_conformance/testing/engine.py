@@ -283,6 +283,7 @@ class ScriptedEngine:
         disconnected: Server ids of generations whose client disconnected.
         peak: Largest number of generations that ran or waited at once.
         overrides: Responses that replace the wire's, by path without query.
+        hold: Whether a generation waits before it starts, asked again until it does not.
     """
 
     def __init__(
@@ -310,6 +311,7 @@ class ScriptedEngine:
         self.disconnected: list[str] = []
         self.peak = 0
         self.overrides: dict[str, WireResponse] = {}
+        self.hold: Callable[[ScriptedRequest], bool] = lambda request: False
         self._active: list[Running] = []
         self._count = 0
         self.state.running = lambda: self.running
@@ -401,7 +403,7 @@ class ScriptedEngine:
         """Wait until the request may start. Return True if it was aborted first."""
         if fault.delay and await run.wait(fault.delay):
             return True
-        while self.state.paused or not self._has_room():
+        while self.state.paused or not self._has_room() or self.hold(run.requests[0]):
             if await run.wait(_POLL_S):
                 return True
         return False
