@@ -1,0 +1,214 @@
+"""How a gateway is started, addressed and exported."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+
+from tito_conformance.gateway.audit import Row
+
+ADAPTERS = Path(__file__).with_name("adapters")
+START_S = 300.0
+
+
+class GatewayError(Exception):
+    """The gateway or its adapter cannot be started or asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an adapter declares of its gateway.
+
+    Attributes:
+        name: The gateway's name.
+        version: The installed version.
+        variant: The mode that runs.
+        pip: What was installed, with pins.
+        python: Versions of Python that it installs on.
+        wires: Engines that it is judged with, the default first: "vllm", "sglang".
+        token_in: Whether it claims that the engine is sent the recorded ids again, instead of a new rendering.
+        renders: Who renders messages to ids: "gateway" or "engine".
+        streams: Whether it answers `stream: true` with a stream.
+        tools: Whether it runs tools in this environment.
+        release: The vLLM release whose answers it reads.
+        note: What differs from its defaults, and why.
+    """
+
+    name: str
+    version: str = ""
+    variant: str = ""
+    pip: str = ""
+    python: str = ""
+    wires: Sequence[str] = ("vllm", "sglang")
+    token_in: bool = True
+    renders: str = "gateway"
+    streams: bool = True
+    tools: bool = True
+    release: str = "0.32.0"
+    note: str = ""
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    package: str = ""
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any], variant: str = "") -> Facts:
+        """Return the facts of an adapter, with what its variant changes.
+
+        Raises:
+            GatewayError: The adapter has no such variant, or declares what is not known here.
+        """
+        variants = value.get("variants") or {}
+        chosen = variant or next(iter(variants), "")
+        if chosen and chosen not in variants:
+            raise GatewayError(
+                f"{value['name']} has no variant {chosen!r}. Available: {', '.join(variants) or 'none'}."
+            )
+        try:
+            return cls(**{**value, "variant": chosen, **variants.get(chosen, {})})
+        except TypeError as error:
+            raise GatewayError(f"The adapter's FACTS: {error}.") from error
+
+
+class Gateway(Protocol):
+    """A gateway under test."""
+
+    facts: Facts
+
+    async def start(self, engine: str, wire: str, tokenizer: str, model: str) -> None:
+        """Start it before an engine, or wait until it answers."""
+
+    async def session(self, name: str) -> Mapping[str, Any]:
+        """Return `base_url`, `api_key` and `headers` of a new session."""
+
+    async def export(self, name: str) -> list[Row]:
+        """Return a session's rows; asked once a session."""
+
+    async def stop(self) -> None:
+        """End what was started."""
+
+
+class ChildGateway:
+    """A gateway that an adapter runs in a Python of its own. See `child.py` for the commands."""
+
+    def __init__(self, adapter: Path, python: str, variant: str = "") -> None:
+        self.facts = Facts(adapter.stem, variant=variant)
+        self._adapter = adapter
+        self._python = python
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def open(self) -> None:
+        """Start the process, and read the facts."""
+        program, pipe = Path(__file__).with_name("child.py"), asyncio.subprocess.PIPE
+        command = self._python, str(program), str(self._adapter)
+        try:
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 28)
+        except OSError as error:
+            raise GatewayError(f"--python: cannot run {self._python}: {error.strerror}.") from error
+        self.facts = Facts.of(await self._do("facts"), self.facts.variant)
+
+    async def start(self, engine: str, wire: str, tokenizer: str, model: str) -> None:
+        """See `Gateway`."""
+        given = {"engine": engine, "wire": wire, "tokenizer": tokenizer, "model": model}
+        await self._do("start", **given, variant=self.facts.variant)
+
+    async def session(self, name: str) -> Mapping[str, Any]:
+        """See `Gateway`."""
+        found: Mapping[str, Any] = await self._do("session", name=name)
+        return found
+
+    async def export(self, name: str) -> list[Row]:
+        """See `Gateway`."""
+        return [Row.of(each) for each in await self._do("export", name=name)]
+
+    async def stop(self) -> None:
+        """See `Gateway`."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        try:
+            await asyncio.wait_for(self._do("stop"), 30)
+            assert self._process.stdin is not None  # a pipe
+            self._process.stdin.close()
+            await asyncio.wait_for(self._process.wait(), 30)
+        except (TimeoutError, GatewayError):
+            self._process.kill()
+            await self._process.wait()
+
+    async def _do(self, do: str, **fields: str) -> Any:
+        process = self._process
+        assert process is not None  # set by open
+        assert process.stdin is not None  # pipes
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
+        line = await asyncio.wait_for(process.stdout.readline(), START_S)
+        if not line:
+            raise GatewayError(f"The adapter {self._adapter.name} ended at `{do}` with {await process.wait()}.")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise GatewayError(f"The adapter {self._adapter.name} cannot {do}: {answer['error']}")
+        return answer["ok"]
+
+
+class HttpGateway:
+    """A gateway that runs already: sessions at `URL/sessions/NAME/v1`, rows at `URL/sessions/NAME/trajectories`.
+
+    The rows are `{"trajectories": [{"token_ids": [...], "loss_mask": [...], "logprobs": [...]}]}`, with null for
+    logprobs off the mask.
+    """
+
+    def __init__(self, url: str, api_key: str = "EMPTY", wires: Sequence[str] = ("vllm", "sglang")) -> None:
+        self.facts = Facts(url, wires=wires)
+        self._url = url.rstrip("/")
+        self._key = api_key
+        self._headers = {"Authorization": f"Bearer {api_key}"}
+
+    async def start(self, engine: str, wire: str, tokenizer: str, model: str) -> None:
+        """Wait until it answers at all: it may connect to the engine first."""
+        deadline = asyncio.get_running_loop().time() + START_S
+        while True:
+            try:
+                async with aiohttp.ClientSession() as http, http.get(self._url):
+                    return
+            except aiohttp.ClientError as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise GatewayError(f"No gateway answers at {self._url}: {error}") from error
+                await asyncio.sleep(0.1)
+
+    async def session(self, name: str) -> Mapping[str, Any]:
+        """See `Gateway`."""
+        return {"base_url": f"{self._url}/sessions/{name}/v1", "api_key": self._key, "headers": {}}
+
+    async def export(self, name: str) -> list[Row]:
+        """See `Gateway`. A session of which nothing is known has no rows."""
+        url = f"{self._url}/sessions/{name}/trajectories"
+        async with aiohttp.ClientSession() as http, http.get(url, headers=self._headers) as answer:
+            if answer.status == 404:
+                return []
+            if answer.status != 200:
+                raise GatewayError(f"{url} answered {answer.status}: {(await answer.text())[:300]}")
+            found = (await answer.json())["trajectories"]
+        return [Row(each["token_ids"], each["loss_mask"], each["logprobs"]) for each in found]
+
+    async def stop(self) -> None:
+        """Return: somebody else runs it."""
+
+
+def find(named: str, python: str = "", api_key: str = "") -> ChildGateway | HttpGateway:
+    """Return the gateway of an address, of an adapter's file or of a shipped one; `NAME:VARIANT` chooses a mode.
+
+    Raises:
+        GatewayError: There is no such adapter.
+    """
+    if named.startswith(("http://", "https://")):
+        return HttpGateway(named, api_key or "EMPTY")
+    name, _, variant = named.partition(":")
+    path = Path(name) if name.endswith(".py") else ADAPTERS / f"{name.replace('-', '_')}.py"
+    if not path.is_file():
+        available = sorted(each.stem.replace("_", "-") for each in ADAPTERS.glob("[a-z]*.py"))
+        raise GatewayError(f"Unknown gateway {named!r}. Available: {', '.join(available)}, a file, or an address.")
+    return ChildGateway(path.resolve(), python or sys.executable, variant)

@@ -1,0 +1,210 @@
+"""The harness: one session with a gateway, its requests and its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": text,
+            "parameters": {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]},
+        },
+    }
+    for name, text, key in (("lookup", "Look a thing up.", "q"), ("weigh", "Weigh a thing.", "item"))
+]
+SYSTEM = {"role": "system", "content": "Be brief."}
+RETRY = {"x-stainless-retry-count": "1"}
+"""What the `openai` client sends with a request that it sends again."""
+TIMEOUT_S = 60.0
+
+
+class Failed(Exception):
+    """The gateway did not do what a check expects. The message has the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer of the gateway.
+
+    Attributes:
+        status: HTTP status.
+        message: The assistant's message; of a stream, put together from its deltas. Empty for an error.
+        finish: The finish reason.
+        usage: The reported usage.
+        raw: The body as text.
+        choices: Number of choices.
+    """
+
+    status: int
+    message: Mapping[str, Any] = field(default_factory=dict)
+    finish: str | None = None
+    usage: Mapping[str, Any] | None = None
+    raw: str = ""
+    choices: int = 1
+
+    @property
+    def calls(self) -> list[tuple[str, Any]]:
+        """Name and decoded arguments of each tool call."""
+        made = [call["function"] for call in self.message.get("tool_calls") or ()]
+        return [(function["name"], json.loads(function["arguments"])) for function in made]
+
+    @property
+    def call_ids(self) -> list[str]:
+        """Ids of the tool calls."""
+        return [call["id"] for call in self.message.get("tool_calls") or ()]
+
+    @property
+    def text(self) -> str:
+        """The text of the message."""
+        return self.message.get("content") or ""
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """The error object of the body, empty if it has none."""
+        try:
+            error = json.loads(self.raw).get("error")
+        except (ValueError, AttributeError):
+            return {}
+        return error if isinstance(error, dict) else {}
+
+    def expect_ok(self) -> Reply:
+        """Return the same reply.
+
+        Raises:
+            Failed: It is an error.
+        """
+        if self.status != 200:
+            raise Failed(f"the gateway answered {self.status}: {self.raw[:300]}")
+        return self
+
+
+@dataclass(slots=True)
+class Session:
+    """A session of a gateway, as a harness uses it.
+
+    Attributes:
+        name: The session's name, as the adapter knows it.
+        nonce: A word of the first user message, by which the engine's log knows this session.
+        base_url: What comes before `/chat/completions`.
+        messages: The conversation so far.
+    """
+
+    name: str
+    nonce: str
+    base_url: str
+    headers: Mapping[str, str]
+    model: str
+    http: aiohttp.ClientSession
+    tools: bool = True
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    def user(self, text: str) -> dict[str, Any]:
+        """Return a user message; the first of a conversation has the nonce."""
+        first = not any(message["role"] == "user" for message in self.messages)
+        return {"role": "user", "content": f"Note {self.nonce}. {text}" if first else text}
+
+    async def say(self, text: str, **more: Any) -> Reply:
+        """Add a user message and the gateway's answer to the conversation."""
+        self.messages = self.messages or [SYSTEM]
+        self.messages.append(self.user(text))
+        return await self._go_on(more)
+
+    async def results(self, results: Sequence[tuple[str, str]], **more: Any) -> Reply:
+        """Add (call id, text) of tool results and the gateway's answer to the conversation."""
+        self.messages += [{"role": "tool", "tool_call_id": own, "content": text} for own, text in results]
+        return await self._go_on(more)
+
+    async def _go_on(self, more: Mapping[str, Any]) -> Reply:
+        reply = (await self.send(self.messages, **more)).expect_ok()
+        self.messages.append(dict(reply.message))
+        return reply
+
+    def body(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+        """Return a request's body."""
+        given: dict[str, Any] = {"model": self.model, "messages": list(messages), "max_tokens": 256, "temperature": 1.0}
+        if self.tools:
+            given["tools"] = TOOLS
+        if more.get("stream"):
+            given["stream_options"] = {"include_usage": True}
+        return {name: value for name, value in {**given, **more}.items() if value is not None}
+
+    async def send(
+        self, messages: Sequence[Mapping[str, Any]], *, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> Reply:
+        """Send a conversation, and return the answer."""
+        body, timeout = self.body(messages, **more), aiohttp.ClientTimeout(TIMEOUT_S)
+        url, sent = f"{self.base_url}/chat/completions", {**self.headers, **(headers or {})}
+        try:
+            async with self.http.post(url, json=body, headers=sent, timeout=timeout) as response:
+                raw = await response.text()
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise Failed(f"no answer from {url}: {error!r}") from error
+        return _read(response.status, raw, bool(more.get("stream")))
+
+    async def leave(
+        self, messages: Sequence[Mapping[str, Any]], seen: asyncio.Event | None = None, **more: Any
+    ) -> None:
+        """Send a conversation, and break the connection once `seen` is set, or else at the answer's first byte."""
+        url = urlsplit(self.base_url)
+        body = json.dumps(self.body(messages, **more)).encode()
+        fields = {**self.headers, "Host": url.netloc, "Content-Type": "application/json", "Content-Length": len(body)}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        reader, writer = await asyncio.open_connection(url.hostname, url.port)
+        writer.write(f"POST {url.path}/chat/completions HTTP/1.1\r\n{head}\r\n".encode() + body)
+        await writer.drain()
+        await (asyncio.wait_for(reader.read(1), TIMEOUT_S) if seen is None else seen.wait())
+        writer.transport.abort()
+
+
+def _read(status: int, raw: str, stream: bool) -> Reply:
+    if status != 200:
+        return Reply(status, raw=raw)
+    try:
+        return _streamed(raw) if stream else _whole(raw)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise Failed(f"the answer is not a chat completion ({error!r}): {raw[:300]}") from error
+
+
+def _whole(raw: str) -> Reply:
+    body = json.loads(raw)
+    [choice, *more] = body["choices"]
+    kept = ("role", "content", "tool_calls", "reasoning_content")
+    message = {name: value for name, value in choice["message"].items() if name in kept and value != []}
+    return Reply(200, message, choice.get("finish_reason"), body.get("usage"), raw, 1 + len(more))
+
+
+def _streamed(raw: str) -> Reply:
+    """Put the deltas of a stream together, as the `openai` client does."""
+    content, calls, finish, usage = "", {}, None, None  # type: str, dict[int, dict[str, Any]], str | None, Any
+    lines = [line.removeprefix("data:").strip() for line in raw.splitlines() if line.startswith("data:")]
+    if not lines or lines[-1] != "[DONE]":
+        raise ValueError("no [DONE]")
+    for line in lines[:-1]:
+        event = json.loads(line)
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or ():
+            finish = choice.get("finish_reason") or finish
+            delta = choice.get("delta") or {}
+            content += delta.get("content") or ""
+            for part in delta.get("tool_calls") or ():
+                function = part.get("function") or {}
+                call = calls.setdefault(
+                    part["index"], {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+                )
+                call["id"] += part.get("id") or ""
+                for name in ("name", "arguments"):
+                    call["function"][name] += function.get(name) or ""
+    message: dict[str, Any] = {"role": "assistant", "content": content or None}
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return Reply(200, message, finish, usage, raw)
