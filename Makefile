@@ -68,7 +68,7 @@ test: $(READY)  ## run the tests that need no engine, trainer or browser; see ma
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(TEST_ARGS)
 
 suite: $(READY)  ## hold the conformance suite and its scripted servers to account: sound ones and ones with planted defects
-	$(BIN)/python -m pytest -q -n 6 --dist worksteal -m suite --timeout 600 tests/conformance tests/testing $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n 6 --dist worksteal -m suite --timeout 600 tests/conformance tests/testing tests/gateway $(TEST_ARGS)
 
 browser: $(READY)  ## run the viewer's pages in a headless Chromium (apt-get install chromium)
 	$(BIN)/python -m pytest -q -m browser -s tests/viewer $(TEST_ARGS)
