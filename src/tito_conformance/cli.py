@@ -39,9 +39,13 @@ NOTHING_PLAYED = "Interrupted before the first conversation."
 
 
 def conformance(
-    backend: Annotated[str, typer.Option(help=f"Name of the backend: {', '.join(installed_backends())}.")],
-    base_url: Annotated[str, typer.Option(help="Address of the server.")],
-    tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],
+    backend: Annotated[
+        str, typer.Option(help=f"Name of the backend: {', '.join(installed_backends())}. Required without --gateway.")
+    ] = "",
+    base_url: Annotated[str, typer.Option(help="Address of the server. Required without --gateway.")] = "",
+    tokenizer: Annotated[
+        str, typer.Option(help="Name or folder of the model's tokenizer. Required without --gateway.")
+    ] = "",
     profile: Annotated[str, typer.Option(help="quick, standard, deep or production.")] = "standard",
     seed: Annotated[int, typer.Option(help="Seed of the random conversations.")] = 0,
     report: Annotated[
@@ -93,15 +97,35 @@ def conformance(
     replay: Annotated[
         Path | None, typer.Option(help="Play only this conversation of a report.", dir_okay=False)
     ] = None,
+    gateway: Annotated[
+        str,
+        typer.Option(help="Judge a gateway instead of a server: the name of a shipped adapter, a file, or an address."),
+    ] = "",
+    python: Annotated[str, typer.Option(help="With --gateway: Python of the gateway's own environment.")] = "",
+    api_key: Annotated[str, typer.Option(help="With --gateway and an address: its API key.")] = "EMPTY",
+    wire: Annotated[str, typer.Option(help="With --gateway: the scripted engine, vllm or sglang.")] = "",
+    engine_port: Annotated[int, typer.Option(help="With --gateway: the scripted engine's port; any by default.")] = 0,
+    check: Annotated[list[str] | None, typer.Option(help="With --gateway: run only this check; give several.")] = None,
 ) -> None:
     """Test whether a server gives token-exact rollouts. It changes nothing on the server, except with --weights.
 
     With --against-url, two servers with the same weights play the same conversations, and their ledgers are compared.
 
+    With --gateway, a gateway is judged before a scripted engine instead; of the other options, --tokenizer, --seed and
+    --report apply.
+
     Exit status: 0 if every law that applies holds and the required checks ran, 1 if a law is broken or an error ended
     the run, 3 if a required check did not run, 4 if no server could be connected to, 2 after an interrupt (130 while
     Python is still loading), 143 after SIGTERM.
     """
+    if gateway:
+        from tito_conformance.gateway.command import EngineOptions, judge_gateway
+
+        engine = EngineOptions(wire, engine_port, tokenizer, seed)
+        sys.exit(judge_gateway(gateway, console, engine, python, api_key, check or (), report))
+    needed = {"--backend": backend, "--base-url": base_url, "--tokenizer": tokenizer}
+    if missing := [name for name, given in needed.items() if not given]:
+        raise typer.BadParameter(f"Missing option '{missing[0]}'.")
     if importlib.util.find_spec("hypothesis") is None:
         raise typer.BadParameter(f"The suite needs Hypothesis: {how_to_install('conformance')}.")
     folders = tuple(weights or ())
