@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -110,37 +109,3 @@ def deep_schema(value: Any) -> dict[str, Any]:
     if isinstance(value, list):
         return {"type": "array", "items": deep_schema(value[0]) if value else {}}
     return {"type": schema_of({"it": value})["properties"]["it"]["type"]}
-
-
-def test_calls_of_kimi_k3_as_its_template_writes_them() -> None:
-    """The template is in a heavy archive, so its form is kept here: attributes are escaped, strings are not."""
-    family = CALL_FAMILIES["kimi_k3"]
-    completion = (
-        '<|open|>tools<|sep|><|open|>call tool="look" index="1"<|sep|><|open|>argument key="a&quot;b&amp;" '
-        'type="string"<|sep|>&quot;x&quot; <y><|close|>argument<|sep|><|open|>argument key="all" type="array"<|sep|>'
-        + json.dumps(["p", 2])
-        + "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>"
-    )
-    turn = parse(family, ids_of(family, completion), tools={"look": {}})
-    assert [(c.status, c.arguments) for c in turn.calls] == [
-        (CallStatus.OK, {'a"b&': "&quot;x&quot; <y>", "all": ["p", 2]})
-    ]
-    wrapped = (
-        f"<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>{completion}"
-    )
-    turn = parse(family, ids_of(family, wrapped), tools={"look": {}})
-    assert (turn.reasoning, turn.text, len(turn.calls), turn.suspects) == ("Hm.", "Yes.", 1, ())
-
-
-@pytest.mark.parametrize(
-    ("name", "completion", "text"),
-    [
-        ("cohere_command", "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Yes."),
-        ("cohere_command", "<|START_TEXT|>Yes.<|END_TEXT|>", "Yes."),
-        ("hunyuan_a13b", "<think>Hm.</think>\n<answer>\nYes.\n</answer>", "Yes."),
-        ("ernie45", "<think>Hm.</think>\n<response>\nYes.\n</response>\n", "Yes."),
-    ],
-)
-def test_tags_around_an_answer_are_not_part_of_it(name: str, completion: str, text: str) -> None:
-    turn = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion))
-    assert (turn.text, turn.calls, turn.suspects) == (text, (), ())

@@ -92,27 +92,6 @@ def test_turns(
     assert [call.status for call in turn.calls] == statuses
 
 
-def test_a_closing_tag_alone_is_damage_where_it_is_certain() -> None:
-    for name in BY_TEXT:
-        assert (parse(name, f"{SOUND}</tool_call>").text, parse(name, "</tool_call>").calls) == (
-            f"{SOUND}</tool_call>",
-            (),
-        )
-    for name in BY_TOKEN:
-        turn = parse(name, f"{SOUND}</tool_call>")
-        assert (turn.text, [(call.status, call.raw) for call in turn.calls]) == (SOUND, [(MALFORMED, "</tool_call>")])
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("end", ["", "{", SOUND[:15], SOUND, SOUND + "</tool"])
-def test_the_token_limit_truncates_the_last_call_only(name: str, end: str) -> None:
-    turn = parse(name, f"{LOOK}<tool_call>{SOUND}<tool_call>{end}", truncated=True)
-    assert [call.status for call in turn.calls] == [OK, MALFORMED, TRUNCATED]
-    assert turn.calls[2].raw == f"<tool_call>{end}"
-    assert "token limit" in turn.calls[2].reason
-    assert parse(name, f"{LOOK}<tool_call>{end}").calls[1].status == MALFORMED
-
-
 @pytest.mark.parametrize("name", BY_TOKEN)
 def test_spelled_markup_is_text_where_there_are_control_tokens(name: str) -> None:
     assert parse(name, spelled(name, f"<think>{LOOK}</think>")).text == f"<think>{LOOK}</think>"

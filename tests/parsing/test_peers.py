@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from strands import tool
 
-from parsing.families import CALL_FAMILIES, GUARD, NAMES, Call, dumps, ids_of, parse, plain, unguarded
+from parsing.families import CALL_FAMILIES, NAMES, ids_of, parse
 from parsing.test_decoding import BYTE_IDS
 from support.byte_level import byte_level
 from support.histories import observe
@@ -21,12 +21,6 @@ from tito_core.hooks import LoopLimiter, ToolCallGuard
 from tito_core.parsing import CallStatus, get_tool_parser
 
 OK, MALFORMED, TRUNCATED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.TRUNCATED
-CLOSING = {name: family.control[1] for name, family in CALL_FAMILIES.items() if len(family.control) > 1}
-CUT_BY_TEXT = {
-    *("deepseek_v3", "deepseek_v31", "kimi_k2", "gpt_oss"),
-    *(name for name, family in CALL_FAMILIES.items() if not family.json_arguments),
-}
-"""Formats in which a string that spells a tag makes the call malformed, if the vocabulary lacks the tag as a token."""
 IN_JSON = [
     name
     for name, family in CALL_FAMILIES.items()
@@ -36,105 +30,16 @@ IN_JSON = [
 
 @pytest.mark.parametrize("name", IN_JSON)
 @pytest.mark.parametrize(
-    "arguments", ['{"at": "x"', '{"at": x}', "{'at': 'x'}", '{"at": "x",}', '["x"]', '"x"', "null", ""]
+    "arguments", ['{"at": "x"', '{"at": x}', "{'at': 'x'}", '{"at": "x",}', '["x"]', '[{"at": "x"}]', '"x"', "null", ""]
 )
 def test_broken_arguments_are_malformed(name: str, arguments: str) -> None:
-    """Other parsers read them as `{}`, and the tool runs with its defaults."""
+    """Other parsers read them as `{}`, or pass a list; the tool runs with its defaults."""
     family = CALL_FAMILIES[name]
     completion = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', arguments)
     turn = parse(family, ids_of(family, completion))
     assert [call.status for call in turn.calls] == [MALFORMED]
     assert turn.calls[0].name in (None, "look")
-
-
-@pytest.mark.parametrize("by_token", [True, False])
-@pytest.mark.parametrize("name", sorted(CLOSING))
-def test_a_string_may_spell_the_closing_tag(name: str, by_token: bool) -> None:
-    """Other parsers cut the call there."""
-    family, cut = CALL_FAMILIES[name], False
-    for tag in family.control:
-        calls: list[Call] = [("look", {"at": f"say {tag[0]}{GUARD}{tag[1:]} now", "of": "b"})]
-        turn = parse(family, ids_of(family, family.render(calls), by_token), calls, by_token=by_token)
-        found = [(call.status, call.arguments) for call in turn.calls]
-        if found != [(OK, unguarded(calls[0][1]))]:
-            cut = True
-            assert set(found) == {(MALFORMED, None)}
-    assert cut == (not by_token and name in CUT_BY_TEXT)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if not CALL_FAMILIES[name].single_call])
-def test_twelve_calls_keep_their_order(name: str) -> None:
-    """Other parsers sort ten or more calls by their ids as text."""
-    family = CALL_FAMILIES[name]
-    calls: list[Call] = [(f"tool_{i}", {"at": f"{i}"}) for i in range(12)]
-    turn = parse(family, ids_of(family, family.render(calls)), calls)
-    assert [(call.name, call.arguments) for call in turn.calls] == calls
-    if name == "kimi_k2":
-        assert [call.id for call in turn.calls] == [f"functions.tool_{i}:{i}" for i in range(12)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_call_of_an_unknown_tool_is_valid(name: str) -> None:
-    """Other parsers drop the call, and the policy gets no error."""
-    family = CALL_FAMILIES[name]
-    turn = parse(family, ids_of(family, family.render([("unknown", {"at": "x"})])), [("look", {})])
-    assert [(call.status, call.name, call.arguments) for call in turn.calls] == [(OK, "unknown", {"at": "x"})]
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if CALL_FAMILIES[name].typed])
-@pytest.mark.parametrize(
-    "value", ["5", "true", "null", " x ", "\n\tdef f():\n\t\treturn 1\n", "[1]", '"x"', "", "0.10"]
-)
-def test_strings_stay_strings_including_blanks(name: str, value: str) -> None:
-    """Other parsers read "5" as a number, and lose indentation."""
-    family = CALL_FAMILIES[name]
-    calls: list[Call] = [("look", {"at": value})]
-    [call] = parse(family, ids_of(family, family.render(calls)), calls).calls
-    assert call.arguments == {"at": value}
-    assert plain(value) == value != dumps(value)
-
-
-def test_a_bracket_in_an_argument_does_not_end_the_array() -> None:
-    """Other parsers cut Phi-4-mini's array at the first `]`."""
-    family = CALL_FAMILIES["phi4_mini"]
-    calls: list[Call] = [("look", {"at": "a] b", "all": [[1], [2]]})]
-    assert [call.arguments for call in parse(family, ids_of(family, family.render(calls))).calls] == [calls[0][1]]
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if CALL_FAMILIES[name].think])
-@pytest.mark.parametrize("truncated", [False, True])
-def test_a_draft_in_reasoning_that_the_prompt_opened_is_not_a_call(name: str, truncated: bool) -> None:
-    """Other parsers execute the draft, since the completion has no tag that opens the reasoning."""
-    family = CALL_FAMILIES[name]
-    opened, closed = family.think or ("", "")
-    draft, meant = family.render([("draft", {"at": "y"})]), family.render([("look", {"at": "x"})])
-    tail = ids_of(family, opened)
-    for completion, calls, is_closed in (
-        (f"Perhaps {draft}? {closed}{meant}", ["look"], True),
-        (f"Perhaps {draft}? {closed}No.", [], True),
-        (f"Perhaps {draft}?", [], False),
-        (draft, [], False),
-    ):
-        turn = parse(family, ids_of(family, completion), tail=tail, truncated=truncated)
-        assert [call.name for call in turn.calls if call.status == OK] == calls
-        assert turn.reasoning_closed == is_closed
-        if is_closed or truncated:
-            assert draft in turn.reasoning
-        else:
-            assert {call.status for call in (*turn.calls, *turn.suspects)} <= {MALFORMED, CallStatus.SUSPECT}
-
-
-@pytest.mark.parametrize("name", IN_JSON)
-def test_a_list_of_arguments_is_malformed_with_its_text_and_span(name: str) -> None:
-    """Other parsers pass a list to the tool, or read it as `{}`."""
-    family = CALL_FAMILIES[name]
-    completion = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', '[{"at": "x"}]')
-    ids = ids_of(family, completion)
-    [call] = parse(family, ids).calls
-    assert (call.status, call.arguments) == (MALFORMED, None)
-    assert '[{"at": "x"}]' in call.raw
-    assert call.reason.endswith(".")
-    assert 0 <= call.start < call.stop <= len(ids)
+    assert (turn.calls[0].arguments, turn.calls[0].reason[-1:]) == (None, ".")
 
 
 @pytest.mark.parametrize("name", ["glm45", "glm47"])

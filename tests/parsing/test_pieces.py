@@ -9,15 +9,13 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers import models as models_of
 
-from parsing.families import CALL, CALL_FAMILIES, ids_of, parse
+from parsing.families import CALL, CALL_FAMILIES
 from support.byte_level import byte_level, wrapped
-from tito_core.parsing import CallStatus, get_tool_parser
+from tito_core.parsing import get_tool_parser
 from tito_core.parsing.call_values import Malformed, PythonReader, shortened
 from tito_core.parsing.completion import Completion, Cursor
 from tito_core.parsing.markup import DecodedIds, Markup, decoding
 from tito_core.parsing.turn import THINK
-
-V3 = CALL_FAMILIES["deepseek_v3"].render([("f", {})]).replace("function", "KIND")
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "glm45", "glm47", "minimax_m2"])
@@ -94,33 +92,6 @@ def test_a_cursor_reads_no_further_than_its_end_and_the_next_tag() -> None:
         cursor("5abc", 4, 4).match(word, "a word")
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("[5]", ["']'", "'('"]),  # templates write a tool's own name, also one that Python does not allow
-        ("[=]", ["'=]'", "name"]),
-        ("[f(5)]", ["')]'", "'='"]),
-        ("[f(=5)]", ["'=5)]'", "keyword"]),
-        ("[f(a=*)]", ["'*)]'", "literal"]),
-        ("[f(a={b})]", ["'b})]'", "string in quotes"]),
-        ("[f(a={'b': 1, 'b': 2})]", ["'b'", "twice"]),
-        ("[f(a=1, a=2)]", ["'a'", "twice"]),
-        ("[f(a=1;abcdefghijklmnopqrstuvwxyz)]", ["';abcdefghijklmnopqrs'", "')'"]),
-        ("[f(a=[1;2])]", ["';2])]'", "']'"]),
-        ("[f(a={'b': 1;2})]", ["';2})]'", "'}'"]),
-        ("[f(a=1", ["The calls end where ')' belongs."]),
-        ("[f(a=", ["The calls end where a literal belongs."]),
-        (r"[f(a='\udfff')]", ["surrogate"]),
-        (r"[f(a='\U00110000')]", ["escape", r"\\U00110000"]),
-        ("[f(a=-1e999)]", ["-1e999", "too large"]),
-    ],
-)
-def test_a_malformed_list_of_python_calls_gives_the_reason(text: str, values: list[str]) -> None:
-    with pytest.raises(Malformed) as fault:
-        PythonReader(text, 0, len(text)).calls()
-    assert all(value in fault.value.reason for value in values), fault.value.reason
-
-
 def test_a_list_of_python_calls_is_read_up_to_its_stop() -> None:
     for text, stop in (("[f(a=12)]", 7), ("[f(a='x')]", 8), ("[f()]  ", 4), ("[f(a=b)]", 3), ("[f()]", 4)):
         reader = PythonReader(text, 0, stop)
@@ -160,58 +131,6 @@ def fused() -> Any:
 
 def test_other_tokenizers_are_decoded_without_clean_up_and_with_special_tokens() -> None:
     assert decoding(fused())([0, 1, 3, 2]) == ("a .<s>b", [0, 1, 3, 6])
-
-
-EMPTY = {
-    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
-    "kimi_k2": "<|tool_calls_section_begin|><|tool_calls_section_end|>",
-    "minimax_m2": "<minimax:tool_call></minimax:tool_call>",
-    "deepseek_v4": "<｜DSML｜tool_calls></｜DSML｜tool_calls>",
-}
-
-
-@pytest.mark.parametrize("name", sorted(EMPTY))
-def test_a_section_without_calls_is_one_malformed_call(name: str) -> None:
-    family = CALL_FAMILIES[name]
-    ids = ids_of(family, f"So. {EMPTY[name]} Then.")
-    turn = parse(family, ids)
-    [call] = turn.calls
-    assert (call.status, call.name) == (CallStatus.MALFORMED, None)
-    assert "no calls" in call.reason
-    assert (call.raw, turn.text) == (EMPTY[name], "So.  Then.")
-
-
-@pytest.mark.parametrize(
-    ("name", "completion", "reason"),
-    [
-        ("minimax_m2", '<minimax:tool_call><invoke name=" a"></invoke></minimax:tool_call>', "quotes: '\" a\"'"),
-        ("minimax_m2", '<minimax:tool_call><invoke name=""></invoke></minimax:tool_call>', "in double quotes: '\"\"'"),
-        ("minimax_m2", f"<minimax:tool_call><invoke name={'a' * 61}></invoke></minimax:tool_call>", f": {'a' * 60!r}."),
-        ("qwen3_coder", "<tool_call><function=f><parameter= a>\nx\n</parameter></function></tool_call>", "name: ' a'"),
-        ("qwen3_coder", "<tool_call><function=f><parameter=\x07>\nx\n</parameter></function></tool_call>", "no valid"),
-        ("qwen3_coder", f"<tool_call><function=f><parameter={'a' * 60}=b>\nx\n</parameter></function></tool_call>",
-         f"no valid name: {'a' * 60!r}."),
-        ("deepseek_v4", f"<｜DSML｜tool_calls><｜DSML｜invoke {'x' * 60}></｜DSML｜invoke></｜DSML｜tool_calls>",
-         f"not {('<｜DSML｜invoke ' + 'x' * 60)[:60]!r}."),
-        ("deepseek_v3", V3.replace("KIND", "x" * 61), f"must be 'function', not {'x' * 60!r}."),
-        ("llama3_json", '{"name": "look", "parameters": [}', "not valid JSON"),
-        ("llama3_json", '{"name": "look", "argument": {}}', None),
-    ],
-)  # fmt: skip
-def test_invalid_names_are_quoted_up_to_a_length(name: str, completion: str, reason: str | None) -> None:
-    calls = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion)).calls
-    if reason is None:
-        assert [call.status for call in calls] in ([CallStatus.MALFORMED], [])
-    else:
-        assert reason in calls[0].reason
-
-
-def test_reasons_of_a_truncated_call_and_of_a_value() -> None:
-    family = CALL_FAMILIES["mistral"]
-    cut = parse(family, ids_of(family, '[TOOL_CALLS]look[ARGS]{"at": "x'), truncated=True)
-    assert [(call.status, "token limit" in call.reason) for call in cut.calls] == [("truncated", True)]
-    bad = parse(CALL_FAMILIES["gemma4"], ids_of(CALL_FAMILIES["gemma4"], "<|tool_call>call:look{a:1.}<tool_call|>"))
-    assert "value is not valid JSON" in bad.calls[0].reason
 
 
 def test_a_block_of_reasoning_keeps_its_blanks_and_loses_its_newlines() -> None:

@@ -155,33 +155,6 @@ def test_lists_in_python_are_read_where_the_template_writes_them(template: str) 
     assert (call.status, call.arguments) == ((OK, {"at": ["x", True]}) if writes_python else (MALFORMED, None))
 
 
-def test_an_answer_of_gpt_oss_under_a_grammar_has_no_end_token_in_its_text() -> None:
-    family = CALL_FAMILIES["gpt_oss"]
-    turn = parse(family, ids_of(family, '{"v": 3}<|return|>'), tools={})
-    assert (turn.text, turn.calls) == ('{"v": 3}', ())
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments"),
-    [
-        ('{"name": "look", "parameters": {"at": "x"}}', [{"at": "x"}]),
-        ('<|python_start|><|python_end|>{"name": "look", "parameters": {"at": "x"}}', [{"at": "x"}]),
-        (
-            '<|python_start|>So.<|python_end|>{"name": "look", "parameters": {}}{"name": "look", "parameters": {}}',
-            [{}, {}],
-        ),
-        ("<|python_start|>print(1)<|python_end|>", [None]),
-        ('<|python_start|>{"name": "look", "parameters": {}}', [None]),
-        ("So.<|python_end|>So.", [None]),
-    ],
-)
-def test_calls_in_json_as_llama_4_writes_them(text: str, arguments: list[Any]) -> None:
-    family = CALL_FAMILIES["llama4_json"]
-    turn = parse(family, ids_of(family, text), tools={"look": {"type": "object"}})
-    assert [call.arguments for call in turn.calls] == arguments
-    assert "python" not in turn.text
-
-
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
