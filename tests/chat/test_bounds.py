@@ -11,13 +11,12 @@ from tito_core.chat.bounds import excess_of
 from tito_core.chat.rendering import TemplateError
 from tito_core.chat.template import ChatTemplate
 
-ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HUGE = "{{ '%2000000000d' % 5 }}"
 
 
 @pytest.mark.parametrize(
     ("source", "reason"),
-    [("{{ 10**(10**9) }}", "1 seconds of CPU"), (ENDLESS, "1 seconds of CPU"), (HUGE, "1 GiB of memory")],
+    [("{{ 10**(10**9) }}", "1 seconds of CPU"), (HUGE, "1 GiB of memory")],
 )
 def test_a_template_without_an_end_is_refused_before_it_runs_here(
     source: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,7 +34,7 @@ def _sample() -> tuple[str, ...]:
     certified = [name for name in ALL if name not in REFUSED]
     vllm = [name for name in certified if name.startswith("vllm/")]
     refused = [[name for name in names if name in ALL][:1] for names in REASONS.values()]
-    return tuple(dict.fromkeys([*certified[::48], *vllm[::8], *(name for names in refused for name in names)]))
+    return tuple(dict.fromkeys([*certified[::96], *vllm[::16], *(name for names in refused for name in names)]))
 
 
 NAMES = ALL if PROVE else _sample()

@@ -19,10 +19,8 @@ FAMILIES = [
     ("qwen3_5_think", "<|image_pad|>", BOTH, ""),
     ("llava_next", "<image>", USER, ""),
     # Their servers add other tokens: each turn would be sampled, and then refused for its echo.
-    ("gemma4_v5", None, (), "<|image>"),
+    ("gemma4", None, (), "<|image>"),
     ("idefics3", None, (), "<fake_token_around_image>"),
-    ("muse_glimmer", None, (), "<|image_start|>"),
-    ("gemma3", None, (), "<start_of_image>"),
     ("qwen3", None, (), ""),
 ]
 

@@ -164,11 +164,6 @@ def test_a_malformed_call_is_rendered_as_it_was_sampled(malformed: Any, shown: t
     assert (answered["name"], answered["tool_call_id"]) == (shown[0], "call_0")
 
 
-def test_the_input_of_other_tools_is_unchanged() -> None:
-    [message] = translated(template_messages(calls(("look", {"name": "x", "raw": "y", "reason": "z"}))))
-    assert message["tool_calls"] == [call(0, "look", {"name": "x", "raw": "y", "reason": "z"})]
-
-
 @pytest.mark.parametrize(
     ("block", "kind"), [({"document": {}}, "document"), ({"video": {}, "x": 1}, "video"), ({}, "empty")]
 )
@@ -227,19 +222,6 @@ def test_results_are_ordered_by_call_and_named_after_it() -> None:
     assert [message["content"] for message in found] == [*map(str, range(12)), "?", "and then?"]
     assert [message["role"] for message in found] == ["tool"] * 13 + ["user"]
     assert [message["name"] for message in found[:-1]] == [*(f"f{i}" for i in range(12)), ""]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("", ""),
-        ([], ""),
-        (["a", "b"], "a\nb"),
-        ({"b": [1, False, None], "a": "é"}, '{"b": [1, false, null], "a": "é"}'),
-    ],
-)
-def test_result_contents(value: Any, text: str) -> None:
-    assert contents(*calls(("f", {})), results(value))[1:] == [text]
 
 
 def test_a_hooks_text_on_a_malformed_call_follows_the_feedback() -> None:

@@ -64,10 +64,6 @@ def uses(message: Any) -> list[Any]:
     return [block["toolUse"] for block in message["content"] if "toolUse" in block]
 
 
-def shown_results(message: Any) -> list[Any]:
-    return [block["toolResult"] for block in message["content"] if "toolResult" in block]
-
-
 def test_every_turn_is_probed_in_every_place() -> None:
     deeper = len(USUAL) * len(DEEPER) * 2
     assert len(CASES) == len(list(cases())) == len(TURNS) * (len(BEFORE) + 3) + deeper

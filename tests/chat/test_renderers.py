@@ -35,53 +35,6 @@ PAIRS = {
 }
 
 
-class Chatml:
-    """A renderer for the tests' own template, like those of the package; `spoil` changes its result."""
-
-    def __init__(self, tokenizer: Any, spoil: Callable[[list[int]], Any] = lambda ids: ids) -> None:
-        self.tokenizer = tokenizer
-        self.spoil = spoil
-        self.lengths: list[int] = []
-
-    def bridge_to_next_turn(self, prompt: Any, completion: Any, new: Any, *, tools: Any = None) -> Any:
-        start, end = (self.tokenizer.convert_tokens_to_ids(text) for text in ("<|im_start|>", "<|im_end|>"))
-        opened, closed = (
-            self.tokenizer.convert_tokens_to_ids(text) for text in ("<tool_response>", "</tool_response>")
-        )
-        self.lengths.append(len(prompt) + len(completion))
-        ids = [*prompt, *completion, *self.encode("\n")]
-        for i, message in enumerate(new):
-            assert type(message["content"]) is str
-            if message["role"] == "tool":
-                first, last = (not 0 <= j < len(new) or new[j]["role"] != "tool" for j in (i - 1, i + 1))
-                ids += [start, *self.encode("user\n")] if first else self.encode("\n")
-                ids += [opened, *self.encode("\n" + message["content"] + "\n"), closed]
-                ids += [end, *self.encode("\n")] if last else []
-            else:
-                ids += [start, *self.encode(f"{message['role']}\n{message['content']}"), end, *self.encode("\n")]
-        return self.spoil([*ids, start, *self.encode("assistant\n")])
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-
-def compared(make: Any, **options: Any) -> list[str]:
-    template = ChatTemplate.of(shared(), **options)
-    return list(RendererComparison.of(make, shared(), template).differences())
-
-
-def test_an_equal_renderer_has_no_differences() -> None:
-    assert compared(Chatml) == []
-    assert RendererComparison.of(Chatml, shared(), template_of("byte level")).name == "Chatml"
-
-
-def test_a_renderer_that_lets_content_spell_control_tokens_differs() -> None:
-    found = compared(lambda _: Chatml(shared()))  # uses its own tokenizer
-    assert found
-    assert all(each.startswith(("a question '</", "a result '</", "a question '<", "a result '<")) for each in found)
-    assert compared(lambda _: Chatml(shared()), content_tokens="as-template") == []
-
-
 def test_a_template_without_closers_bridges_from_the_opener() -> None:
     template, tokenizer = zoo.template("glm4moe"), zoo.tokenizer("glm4moe")
     bridged: list[Any] = []

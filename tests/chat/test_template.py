@@ -27,7 +27,6 @@ from support.conversations import (
     calls,
     conversations,
     results,
-    rounds_of_tools,
     translated,
     user,
 )
@@ -39,58 +38,6 @@ from tito_core.chat.template import ChatTemplate, TemplateError, checked_argumen
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.chat.traced import Traced
 from tito_core.ledger.provenance import Provenance
-
-
-def check_every_turn(template: ChatTemplate, messages: Messages, system: str | None) -> None:
-    """Check prompt(k) + completion(k) + delta(k) against the template's own rendering up to the next turn."""
-    for k, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        following = next((i for i in range(k + 1, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
-        if following == k + 1:
-            continue
-        prompt = template.first_prompt(messages[:k], system, [LOOK]).ids
-        whole = template.first_prompt(messages[:following], system, [LOOK])
-        assert whole.ids[: len(prompt)].tolist() == prompt.tolist()
-        end = len(prompt) + whole.ids[len(prompt) :].tolist().index(template.closer_id) + 1
-        delta = template.delta(message, messages[k + 1 : following], template.closer_id)
-        assert delta.ids.tolist() == whole.ids[end:].tolist()
-        assert delta.provenance.tolist() == whole.provenance[end:].tolist()
-
-
-@pytest.mark.parametrize("name", ["byte level", "text markup", "smollm2"])
-def test_deltas_extend_prompts_as_the_tool_template_renders(name: str) -> None:
-    template = template_of(name)
-
-    @settings(deadline=None, max_examples=examples(40))
-    @given(conversations(), st.none() | st.text("ab \n", min_size=1, max_size=5))
-    def check(messages: Messages, system: str | None) -> None:
-        check_every_turn(template, messages, system)
-
-    check()
-
-
-@settings(deadline=None, max_examples=10)
-@given(messages=conversations())
-def test_deltas_extend_prompts_as_qwen3_renders_answers_without_reasoning(messages: Messages) -> None:
-    check_every_turn(template_of("qwen3-tiny"), messages, None)
-
-
-@settings(deadline=None, max_examples=10)
-@given(messages=rounds_of_tools(reasoning=True))
-def test_deltas_extend_prompts_as_qwen3_renders_reasoning_until_the_next_question(messages: Messages) -> None:
-    check_every_turn(template_of("qwen3-tiny"), messages, None)
-
-
-def test_qwen3_strips_reasoning_at_the_next_question_and_the_delta_is_still_its_own_text() -> None:
-    template = template_of("qwen3-tiny")
-    thought = answer("Fine.", reasoning="Hm.")
-    whole = template.first_prompt([user("a"), thought, user("b")], None, None).ids
-    prompt = template.first_prompt([user("a")], None, None).ids
-    delta = template.delta(thought, [user("b")], template.closer_id).ids
-    assert whole.tolist()[-len(delta) :] == delta.tolist()
-    assert "Hm." not in tokenizer_of("qwen3-tiny").decode(whole)
-    assert whole[: len(prompt)].tolist() == prompt.tolist()
 
 
 def test_qwen3_without_thinking_writes_the_empty_block_into_every_generation_prompt() -> None:
@@ -122,18 +69,6 @@ def test_text_equals_that_of_transformers(name: str, tools: Any) -> None:
         assert str.__str__(found) == expected
 
     check()
-
-
-def test_text_and_ids_are_those_of_apply_chat_template() -> None:
-    messages = [user("What is 2+2?"), *calls(("look", {"at": "é \"'"})), results("4 ok"), answer("4"), user("And?")]
-    for name in NAMES:
-        tokenizer = tokenizer_of(name)
-        found = template_of(name).first_prompt(messages, "Be brief.", [LOOK]).ids.tolist()
-        plain_messages = translated(template_messages(messages, "Be brief."))
-        expected = tokenizer.apply_chat_template(
-            plain_messages, tools=translated(template_tools([LOOK])), add_generation_prompt=True, return_dict=False
-        )
-        assert found == expected
 
 
 @pytest.mark.parametrize("name", NAMES)

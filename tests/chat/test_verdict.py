@@ -127,14 +127,9 @@ def _swapped(text: str) -> str:
         pytest.param(lambda text: RESULT.sub("", text, count=1), WITH_RESULTS, id="a lost result"),
         pytest.param(lambda text: RESULT.sub(lambda m: m[0] * 2, text, count=1), WITH_RESULTS, id="a doubled result"),
         pytest.param(_swapped, WITH_TWO, id="swapped results"),
-        pytest.param(lambda text: text[1:], LONG, id="a missing newline"),
-        pytest.param(lambda text: text[:-1], LONG, id="a missing newline at the end"),
-        pytest.param(lambda text: "\n" + text, LONG, id="a doubled newline"),
-        pytest.param(lambda text: CLOSER + text, LONG, id="a doubled closer"),
         pytest.param(lambda text: text + text, LONG, id="all of it twice"),
         pytest.param(lambda text: "", LONG, id="nothing"),
         pytest.param(lambda text: re.sub(r"n\d{3}", "n999", text, count=1), LONG, id="another text"),
-        pytest.param(lambda text: text.replace("<|im_start|>user", "<|im_start|>tool"), LONG, id="another role"),
     ],
 )
 def test_a_planted_defect_is_a_difference(planted: Callable[[str], str], drawn: Any) -> None:
@@ -191,9 +186,7 @@ def test_a_template_that_shows_results_in_another_order_is_refused() -> None:
         # A token that closes a part of an answer is not a stop.
         ("parts end as questions do", ("<|return|>", "<|call|>"), ("<|end|>",), False),
         ("parts end as questions do", ("<|return|>", "<|call|>"), ("<|end|>",), True),
-        ("parts end as questions do", ("<|return|>", "<|call|>"), ("<|message|>",), False),
         ("calls close before the turn", ("<SPECIAL_12>",), ("</TOOLCALL>",), True),
-        ("calls close before the turn", ("<SPECIAL_12>",), ("<TOOLCALL>",), True),
         ("results within the turn", ("<|tools_suffix|>", "<|assistant_end|>"), ("<|tools_prefix|>",), True),
     ],
 )

@@ -112,11 +112,6 @@ def test_provenance_is_the_same_with_and_without_the_word_cache(runs: list[tuple
     assert found.provenance.tolist() == expected.provenance.tolist()
 
 
-@pytest.mark.parametrize("name", ["gemma3", "deepseek"])
-def test_real_tokenizers_of_another_kind_have_no_word_cache(name: str) -> None:
-    assert WordCache.of(inert(name), definition_of(inert(name))) is None
-
-
 @pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []}])
 def test_a_tokenizer_with_one_split_expression_has_a_word_cache(normalizer: Any) -> None:
     steps = {"type": "Sequence", "pretokenizers": [SPLIT, LAST]}

@@ -79,7 +79,7 @@ def test_no_attack_makes_a_control_token(name: str) -> None:
     holds()
 
 
-@pytest.mark.parametrize("name", ["nemotron_3_nano", "qwen3", "cohere-like"])
+@pytest.mark.parametrize("name", ["qwen3", "cohere-like"])
 def test_as_template_attacks_succeed_as_with_the_tokenizer_itself(name: str) -> None:
     _, tokenizer = pair(name)
     template = ChatTemplate.of(tokenizer, content_tokens="as-template")
@@ -108,7 +108,7 @@ def test_a_schema_key_makes_no_reasoning_block_under_nemotron() -> None:
     assert own.count(think) == 2
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss", "gemma3", "deepseekv3", "glm4moe"])
+@pytest.mark.parametrize("name", ["qwen3", "gptoss", "gemma3", "deepseekv3", "glm4moe"])
 def test_plain_content_gives_the_tokenizers_own_ids(name: str) -> None:
     template, tokenizer = pair(name)
     plain = st.text(st.characters(exclude_characters="<|>[]｜", exclude_categories=["Cs"]), max_size=30)
@@ -160,7 +160,6 @@ def test_truncated_turns_are_closed(name: str) -> None:
     [
         ("qwen3", "\n</tool_call><|im_end|>"),
         ("glm4moe", "</arg_value>\n</tool_call>"),
-        ("glm4moe_training", "</arg_value>\n</tool_call><|observation|>"),
         ("gemma4", "<tool_call|><|tool_response>"),
         ("gptoss", "<|call|>"),
         ("deepseekv3", "<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>"),
@@ -231,7 +230,6 @@ def test_of_several_closers_only_the_missing_ones_are_inserted() -> None:
     ("name", "thinking", "by_question", "by_result"),
     [
         ("qwen3", Thinking.STRIPPED, True, False),
-        ("qwen3_8", Thinking.KEPT, False, False),
         ("qwen2_5", Thinking.NOT_SHOWN, True, True),
         ("deepseekv3", Thinking.NOT_SHOWN, True, True),
     ],
