@@ -228,7 +228,7 @@ class Gateway:
     async def _route(self, request: Request, place: Place) -> Reply:
         match request.method, place.rest:
             case "POST", "v1/chat/completions":
-                return await self._complete(request.body, place)
+                return await self._complete(request, place)
             case "GET", "v1/models":
                 model = {"id": self.policy.info.model, "object": "model", "created": 0, "owned_by": "strands-tito"}
                 return Reply.of({"object": "list", "data": [model]})
@@ -348,12 +348,12 @@ class Gateway:
             self.policy._adapters.admit(Adapter(pinned.adapter))
         self._new(place, settings, pinned)
 
-    async def _complete(self, body: bytes, place: Place) -> Reply:
-        turn = chat_turn(decoded(body, dict), self.ignored)
+    async def _complete(self, request: Request, place: Place) -> Reply:
+        turn = chat_turn(decoded(request.body, dict), self.ignored)
         session, recognised = await self._find(place, turn)
-        digest = blake2b(body, digest_size=16).digest()
+        digest = blake2b(request.body, digest_size=16).digest()
         running = session.running.get(digest)
-        if running is None or running.failed:
+        if running is None or running.failed or (running.was_read and not request.is_retry):
             if self._turns >= self.max_turns:
                 raise Refusal(
                     f"{self._turns} turns are at work.", status=429, code="rate_limit_exceeded", retry_after_s=1.0
@@ -362,40 +362,14 @@ class Gateway:
             session.keep(digest, running)
         answer = Answer(turn, f"chatcmpl-{uuid.uuid4().hex}", self._token_text)
         if turn.stream:
-            return await self._streamed(session, digest, running, answer)
-        try:
-            content = await answer.whole(running.read())
-        except Exception:
-            session.running.pop(digest, None)
-            raise
+            return await _streamed(running, answer)
+        content = await answer.whole(running.read())
 
         async def whole() -> AsyncGenerator[bytes]:
             yield content
-            session.running.pop(digest, None)  # written out whole: an equal request is another sample
+            running.was_read = True
 
         return Reply(200, whole(), len(content))
-
-    async def _streamed(self, session: Session, digest: bytes, running: RunningTurn, answer: Answer) -> Reply:
-        """Reply with a stream, after the turn's first event: what fails before it is an error with a status."""
-        events = running.read(_KEEP_ALIVE_S)
-        try:
-            first = await anext(events)
-        except Exception:
-            session.running.pop(digest, None)
-            raise
-
-        async def chunks() -> AsyncGenerator[bytes]:
-            try:
-                async with aclosing(events):
-                    async for piece in answer.chunks(first, events):
-                        yield piece
-            except Exception as error:
-                if (refusal := refusal_of(error)) is None:
-                    raise
-                yield b"data: " + msgspec.json.encode(error_json(refusal)) + b"\n\n"
-            session.running.pop(digest, None)
-
-        return Reply(200, chunks())
 
     async def _find(self, place: Place, turn: ChatTurn) -> tuple[Session, Recognised]:
         """Return the session of a request. Without a name, it is the one whose answer the request's history continues.
@@ -469,6 +443,25 @@ class Gateway:
 
     def _token_text(self, token: int) -> str:
         return str(self.policy.tokenizer.decode([token]))
+
+
+async def _streamed(running: RunningTurn, answer: Answer) -> Reply:
+    """Reply with a stream, after the turn's first event: what fails before it is an error with a status."""
+    events = running.read(_KEEP_ALIVE_S)
+    first = await anext(events)
+
+    async def chunks() -> AsyncGenerator[bytes]:
+        try:
+            async with aclosing(events):
+                async for piece in answer.chunks(first, events):
+                    yield piece
+            running.was_read = True
+        except Exception as error:
+            if (refusal := refusal_of(error)) is None:
+                raise
+            yield b"data: " + msgspec.json.encode(error_json(refusal)) + b"\n\n"
+
+    return Reply(200, chunks())
 
 
 def _is_loopback(host: str) -> bool:

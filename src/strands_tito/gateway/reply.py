@@ -32,12 +32,14 @@ class Request(NamedTuple):
         path: The path, as it was sent, without the query.
         key: The API key, of either header in which harnesses send one; "" without any.
         body: The body.
+        is_retry: Whether the client says that it sends the request again, as OpenAI's clients do in a header.
     """
 
     method: str
     path: str
     key: str
     body: bytes
+    is_retry: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Server:
         except web.HTTPRequestEntityTooLarge:
             reply = error_reply(Refusal(f"The body exceeds {self._max_body_bytes} bytes.", status=413))
         else:
-            reply = await self._answer(Request(request.method, request.rel_url.raw_path, _key(request.headers), body))
+            reply = await self._answer(_request(request.method, request.rel_url.raw_path, request.headers, body))
         response = web.StreamResponse(status=reply.status, headers=reply.headers)
         async with aclosing(reply.body) as pieces:
             await response.prepare(request)
@@ -101,13 +101,14 @@ def transport_of(answer: AnswerRequest, library: Any) -> Any:
     class Transport(library.AsyncBaseTransport):  # type: ignore[misc]
         async def handle_async_request(self, request: Any) -> Any:
             path = quote(request.url.path, safe="/%:@!$&'()*+,;=~")
-            reply = await answer(Request(request.method, path, _key(request.headers), await request.aread()))
+            reply = await answer(_request(request.method, path, request.headers, await request.aread()))
             return library.Response(reply.status, headers=reply.headers, stream=Body(reply))
 
     return Transport()
 
 
-def _key(headers: Any) -> str:
-    """Return the key of either header in which harnesses send one."""
+def _request(method: str, path: str, headers: Any, body: bytes) -> Request:
+    """Return a request, with the key of either header in which harnesses send one."""
     kind, _, key = str(headers.get("authorization", "")).partition(" ")
-    return key.strip() if kind.lower() == "bearer" else str(headers.get("x-api-key", ""))
+    key = key.strip() if kind.lower() == "bearer" else str(headers.get("x-api-key", ""))
+    return Request(method, path, key, body, str(headers.get("x-stainless-retry-count", "0")) != "0")

@@ -16,7 +16,7 @@ from tito_core.settings import Settings
 from tito_core.termination import Termination, record_termination, recorded_termination
 from tito_core.turn.recording import Recording
 
-UNREAD = 16
+KEPT = 4
 """Answers that a session keeps for a client that lost its connection before it had them whole."""
 
 
@@ -25,12 +25,16 @@ class RunningTurn:
 
     Args:
         events: The turn; its end is its commit.
+
+    Attributes:
+        was_read: Whether its answer was written out whole, so that an equal request is another sample.
     """
 
     def __init__(self, events: AsyncGenerator[StreamEvent]) -> None:
         self._events: list[StreamEvent] = []
         self._changed = asyncio.Event()
         self._readers = 0
+        self.was_read = False
         self._task = asyncio.create_task(self._run(events))
         self._task.add_done_callback(self._ended)
 
@@ -100,7 +104,7 @@ class Session:
         settings: The settings of its turns.
         weight_version: The only weight version that its turns may have, or None for any.
         recording: Its ledger.
-        running: Turns whose answer nobody has whole yet, by the digest of their request.
+        running: Turns at work, and the last ones that ended, by the digest of their request.
         used: When it was used last, by `time.monotonic`.
         ignored: Keys of requests that it took without effect.
         keys: Keys of its answers by which a request without a name finds it.
@@ -139,11 +143,12 @@ class Session:
         return any(not turn.is_done for turn in self.running.values())
 
     def keep(self, request: bytes, turn: RunningTurn) -> None:
-        """Keep a turn until its answer is read whole, and drop the oldest of too many that never were."""
+        """Keep a turn for requests that are sent again, and drop those that failed and the oldest of too many."""
+        self.running.pop(request, None)
         self.running[request] = turn
         self.running = {digest: each for digest, each in self.running.items() if not each.failed}
         done = [digest for digest, each in self.running.items() if each.is_done]
-        for digest in done[: max(0, len(self.running) - UNREAD)]:
+        for digest in done[: max(0, len(self.running) - KEPT)]:
             del self.running[digest]
 
     def end(

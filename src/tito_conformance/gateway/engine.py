@@ -56,10 +56,10 @@ class Answers:
     """The engine's script.
 
     `text` and `call` and `calls` (two in one answer) are sampled in ids that encoding their text does not give, and
-    calls are spaced as no template spaces them; `canonical` is a text in the ids that encoding gives. `cut` ends in the
-    middle of a call, at the token limit. `same` and `samecall` are the same sample in every request. `bare` comes
-    without logprobs, `short` with one too few. `aborted` is ended by the engine early, once a session. `broken` is a
-    500. Every request has logprobs of its own.
+    calls are spaced as no template spaces them; `canonical` is a text in the ids that encoding gives. `cut` is a call
+    that the request's token limit cuts, `json` an object. `same` and `samecall` are the same sample in every
+    request. `bare` comes without logprobs, `short` with one too few. `aborted` is ended by the engine early, once a
+    session. `broken` is a 500. Every request has logprobs of its own.
     """
 
     def __init__(self, tokenizer: Any, seed: int) -> None:
@@ -73,10 +73,10 @@ class Answers:
         kind = self.kind(request)
         same = kind.startswith("same")
         rng = random.Random(f"{self._seed}/{'same' if same else request.number}")
-        ids = self._ids(kind, rng)
+        ids = self._ids(kind, rng, request.max_new_tokens)
         finish: FinishReason | None = None
-        if kind == "cut":
-            ids, finish = ids[: len(ids) // 2], "length"
+        if kind == "cut" and len(ids) > request.max_new_tokens:
+            ids, finish = ids[: request.max_new_tokens], "length"
         if kind == "aborted" and (nonce := NONCE.search(self.text(request))) and nonce[0] not in self._aborted:
             ids, finish = ids[:4], "abort"
             self._aborted.add(nonce[0])
@@ -102,29 +102,31 @@ class Answers:
             return Fault(edit=lambda answer: _without_logprobs(answer, whole=kind == "bare"))
         return None
 
-    def _ids(self, kind: str, rng: random.Random) -> list[int]:
+    def _ids(self, kind: str, rng: random.Random, limit: int) -> list[int]:
         first, second = rng.sample(WORDS, 2)
         number = rng.randrange(1000, 9999)
         if kind in ("call", "calls", "cut", "samecall"):
             calls = [_call(rng, "lookup", "q", f"{first} {number}")]
             if kind == "calls":
                 calls.append(_call(rng, "weigh", "item", f"{second} {number + 1}"))
-            return self._drifted("\n".join(calls), rng)
+            return self._drifted("\n".join(calls), rng, limit)
         text = f"The {first} {second} counts {number} leaves."
-        return self._encode(text + END) if kind == "canonical" else self._drifted(text, rng)
+        if kind == "json":
+            text = f'{{"{first}": "{second}",  "leaves":{number}}}'
+        return self._encode(text + END) if kind == "canonical" else self._drifted(text, rng, limit)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _drifted(self, text: str, rng: random.Random) -> list[int]:
-        """Return ids that decode to the text and differ from those that encoding it gives, and the end of the turn."""
+    def _drifted(self, text: str, rng: random.Random, limit: int) -> list[int]:
+        """Return ids that decode to the text, and the end of the turn; the first `limit` are not what encoding gives."""
         while True:
             ids: list[int] = []
             for part in MARKUP.split(text):
                 cuts = sorted(rng.sample(range(1, len(part)), min(6, len(part) - 1))) if len(part) > 12 else []
                 for start, end in zip([0, *cuts], [*cuts, len(part)], strict=True):
                     ids += self._encode(part[start:end])
-            if ids != self._encode(text):
+            if ids[:limit] != self._encode(self._tokenizer.decode(ids[:limit])):
                 return ids + self._encode(END)
 
 
