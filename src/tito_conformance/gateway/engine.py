@@ -119,7 +119,7 @@ class Answers:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _drifted(self, text: str, rng: random.Random, limit: int) -> list[int]:
-        """Return ids that decode to the text, and the end of the turn; the first `limit` are not what encoding gives."""
+        """Return ids that decode to the text, and the end of the turn; encoding gives other ids within `limit`."""
         while True:
             ids: list[int] = []
             for part in MARKUP.split(text):
