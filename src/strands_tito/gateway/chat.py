@@ -92,26 +92,18 @@ def chat_turn(request: Mapping[str, Any], ignored: Collection[str] = ()) -> Chat
     Raises:
         Refusal: A key is refused, or a value does not have OpenAI's form.
     """
-    given = {key: value for key, value in request.items() if value is not None}
-    without_effect = [key for key in given if key in WITHOUT_EFFECT or key in ignored]
-    for key in without_effect:
-        del given[key]
-    for key in given:
-        if key not in SERVED:
-            like = nearest(key, SERVED)
-            what = REFUSED.get(key) or (f"Did you mean {like}?" if like else "The key is unknown.")
-            raise Refusal(f"{key} is not served. {what} To take it without effect, list it in ignored.", param=key)
+    given, without_effect = split_keys(request, SERVED, WITHOUT_EFFECT, REFUSED, ignored)
     _one_of(given, "n", (1,), "Send a request for each sample: an equal one is another sample of the turn.")
     _one_of(given, "parallel_tool_calls", (True,), "How many calls an answer has is the policy's choice.")
     _one_of(given, "modalities", (["text"],), "The policy makes text.")
     _one_of(given, "top_logprobs", (0,), "Give optional_outputs to the gateway, which records them.")
-    system, messages = _history(_list(given, "messages"))
+    system, messages = _history(objects(given, "messages"))
     choice, runs_calls = _choice(given.get("tool_choice", "auto"))
     options = given.get("stream_options") or {}
     return ChatTurn(
         system=system,
         messages=messages,
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(_list(given, "tools"))] or None,
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(given, "tools"))] or None,
         choice=choice,
         sampling=_sampling(given),
         runs_calls=runs_calls,
@@ -123,13 +115,42 @@ def chat_turn(request: Mapping[str, Any], ignored: Collection[str] = ()) -> Chat
     )
 
 
+def split_keys(
+    request: Mapping[str, Any],
+    served: Collection[str],
+    without_effect: Collection[str],
+    refused: Mapping[str, str],
+    ignored: Collection[str],
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what a request sets of the served keys, and its keys that have no effect.
+
+    Raises:
+        Refusal: A key is refused.
+    """
+    given = {key: value for key, value in request.items() if value is not None}
+    dropped = [key for key in given if key in without_effect or key in ignored]
+    for key in dropped:
+        del given[key]
+    for key in given:
+        if key not in served:
+            like = nearest(key, served)
+            what = refused.get(key) or (f"Did you mean {like}?" if like else "The key is unknown.")
+            raise Refusal(f"{key} is not served. {what} To take it without effect, list it in ignored.", param=key)
+    return given, dropped
+
+
 def _one_of(given: Mapping[str, Any], key: str, allowed: Sequence[Any], why: str) -> None:
     if given.get(key, allowed[0]) not in allowed:
         shown = " or ".join(json.dumps(value) for value in allowed)
         raise Refusal(f"{key} must be {shown}, not {json.dumps(given[key])}. {why}", param=key)
 
 
-def _list(given: Mapping[str, Any], key: str) -> list[Any]:
+def objects(given: Mapping[str, Any], key: str) -> list[Any]:
+    """Return a list of objects of a request.
+
+    Raises:
+        Refusal: The value is something else.
+    """
     value = given.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise Refusal(f"{key} must be a list of objects.", param=key)

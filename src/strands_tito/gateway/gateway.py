@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import time
 import uuid
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from hashlib import blake2b
@@ -18,9 +18,11 @@ from urllib.parse import unquote
 import msgspec
 from strands.types.streaming import StreamEvent
 
+from strands_tito.gateway import messages, reply
 from strands_tito.gateway.chat import Answer, ChatTurn, chat_turn
+from strands_tito.gateway.messages import MessagesAnswer, messages_turn
 from strands_tito.gateway.normalise import NORMALISERS, VERSION, Recognised, key_of_answer, latest_turn, recognise
-from strands_tito.gateway.reply import Refusal, Reply, Request, decoded, error_json, error_reply, refusal_of
+from strands_tito.gateway.reply import Refusal, Reply, Request, decoded, refusal_of
 from strands_tito.gateway.server import Server, transport_of
 from strands_tito.gateway.sessions import RunningTurn, Session, versions_of
 from tito_core.backend.values import InvalidValueError, refuse_unknown
@@ -29,10 +31,12 @@ from tito_core.ledger.turn import Adapter
 from tito_core.model import Policy
 from tito_core.settings import RolloutOptions, Settings
 from tito_core.termination import Termination
-from tito_core.turn.history import STATE_KEY
+from tito_core.turn.history import STATE_KEY, match_parent, with_prompt_tools
 from tito_core.turn.inputs import TurnInput
+from tito_core.turn.request import prepare_turn
 from tito_core.turn.run import run_turn
 
+ReadRequest = Callable[[Mapping[str, Any], Collection[str]], ChatTurn]
 ANNOTATION = "gateway"
 """Name of a turn's annotation that says which normalisers it needed and which keys of its request had no effect."""
 _NAMES = uuid.UUID("5bd0f0f6-9d4c-4b6f-9e39-0a4d7a0c2f51")
@@ -215,24 +219,33 @@ class Gateway:
                 del self._answers[key]
 
     async def answer(self, request: Request) -> Reply:
-        """Answer a request. Errors are replies too, in OpenAI's form."""
+        """Answer a request. Errors are replies too, in the form of the wire."""
+        wire = messages if "/v1/messages" in request.path else reply
         try:
             self._end_idle()
-            place = self._place(request)
-            return await self._route(request, place)
+            return await self._route(request, self._place(request))
         except Exception as error:
             if (refusal := refusal_of(error)) is None:
                 raise
-            return error_reply(refusal)
+            return Reply.of(wire.error_json(refusal), refusal.status, refusal.retry_after_s)
 
     async def _route(self, request: Request, place: Place) -> Reply:
         match request.method, place.rest:
             case "POST", "v1/chat/completions":
-                return await self._complete(request, place)
+                return await self._complete(request, place, chat_turn)
+            case "POST", "v1/messages":
+                return await self._complete(request, place, messages_turn)
+            case "POST", "v1/messages/count_tokens":
+                turn = messages_turn(decoded(request.body, dict), self.ignored)
+                if place.session is None:
+                    count = self.policy.template.count_tokens(turn.messages, turn.system, turn.tools)
+                else:
+                    count = await self._count(*await self._find(place, turn), turn)
+                return Reply.of({"input_tokens": count})
             case "GET", "v1/models":
                 model = {"id": self.policy.info.model, "object": "model", "created": 0, "owned_by": "strands-tito"}
                 return Reply.of({"object": "list", "data": [model]})
-            case "GET", "health":
+            case ("GET", "health") | ("HEAD", _):
                 return Reply.of({"status": "ok"})
             case "POST", "" if place.session is not None:
                 await self._pin(place, decoded(request.body, Pinned))
@@ -348,9 +361,11 @@ class Gateway:
             self.policy._adapters.admit(Adapter(pinned.adapter))
         self._new(place, settings, pinned)
 
-    async def _complete(self, request: Request, place: Place) -> Reply:
-        turn = chat_turn(decoded(request.body, dict), self.ignored)
+    async def _complete(self, request: Request, place: Place, read: ReadRequest) -> Reply:
+        turn = read(decoded(request.body, dict), self.ignored)
         session, recognised = await self._find(place, turn)
+        # Anthropic's streams begin with the prompt's tokens, by which harnesses decide to compact.
+        prompt_tokens = await self._count(session, recognised, turn) if read is messages_turn and turn.stream else 0
         digest = blake2b(request.body, digest_size=16).digest()
         running = session.running.get(digest)
         if running is None or running.failed or (running.was_read and not request.is_retry):
@@ -360,7 +375,11 @@ class Gateway:
                 )
             running = RunningTurn(self._run(session, turn, recognised))
             session.keep(digest, running)
-        answer = Answer(turn, f"chatcmpl-{uuid.uuid4().hex}", self._token_text)
+        identity = uuid.uuid4().hex
+        if read is chat_turn:
+            answer: Answer | MessagesAnswer = Answer(turn, f"chatcmpl-{identity}", self._token_text)
+        else:
+            answer = MessagesAnswer(turn, identity, prompt_tokens)
         if turn.stream:
             return await _streamed(running, answer)
         content = await answer.whole(running.read())
@@ -370,6 +389,14 @@ class Gateway:
             running.was_read = True
 
         return Reply(200, whole(), len(content))
+
+    async def _count(self, session: Session, found: Recognised, turn: ChatTurn) -> int:
+        """Return the number of tokens of a turn's prompt."""
+        settings, ledger, policy = self._settings_of(session, turn), session.ledger, self.policy
+        turn_input = TurnInput.of(found.messages, found.system, turn.tools, turn.choice, None, None, None)
+        turn_input = with_prompt_tools(policy, ledger, turn_input)
+        match = match_parent(policy, ledger, turn_input, settings)
+        return len((await prepare_turn(policy, ledger, turn_input, settings, match)).request.input_ids)
 
     async def _find(self, place: Place, turn: ChatTurn) -> tuple[Session, Recognised]:
         """Return the session of a request. Without a name, it is the one whose answer the request's history continues.
@@ -445,7 +472,7 @@ class Gateway:
         return str(self.policy.tokenizer.decode([token]))
 
 
-async def _streamed(running: RunningTurn, answer: Answer) -> Reply:
+async def _streamed(running: RunningTurn, answer: Answer | MessagesAnswer) -> Reply:
     """Reply with a stream, after the turn's first event: what fails before it is an error with a status."""
     events = running.read(_KEEP_ALIVE_S)
     first = await anext(events)
@@ -459,7 +486,7 @@ async def _streamed(running: RunningTurn, answer: Answer) -> Reply:
         except Exception as error:
             if (refusal := refusal_of(error)) is None:
                 raise
-            yield b"data: " + msgspec.json.encode(error_json(refusal)) + b"\n\n"
+            yield (messages if isinstance(answer, MessagesAnswer) else reply).error_line(refusal)
 
     return Reply(200, chunks())
 

@@ -22,6 +22,8 @@ from tito_core.turn.recording import TurnNotStoredError
 from tito_core.turn.request import TotalTokensReachedError
 
 T = TypeVar("T")
+CONTEXT_CODE = "context_length_exceeded"
+"""The code of a conversation that does not fit."""
 
 
 class Request(NamedTuple):
@@ -109,7 +111,7 @@ def refusal_of(error: Exception) -> Refusal | None:
         case ContextWindowOverflowException() | TotalTokensReachedError():
             # Harnesses look for these words and this code.
             text = f"This model's maximum context length was exceeded. {message}"
-            return Refusal(text, code="context_length_exceeded", param="messages")
+            return Refusal(text, code=CONTEXT_CODE, param="messages")
         case ThrottledError():
             return Refusal(message, status=429, code="rate_limit_exceeded", retry_after_s=error.retry_after_s or 1.0)
         case ValidationError():
@@ -138,9 +140,9 @@ def error_json(refusal: Refusal) -> dict[str, Any]:
     return {"error": {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}}
 
 
-def error_reply(refusal: Refusal) -> Reply:
-    """Return an error as a reply."""
-    return Reply.of(error_json(refusal), refusal.status, refusal.retry_after_s)
+def error_line(refusal: Refusal) -> bytes:
+    """Return an error in the middle of OpenAI's stream."""
+    return b"data: " + msgspec.json.encode(error_json(refusal)) + b"\n\n"
 
 
 def decoded(body: bytes, kind: type[T]) -> T:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from strands_tito.gateway.reply import Refusal, Reply, Request, error_reply
+from strands_tito.gateway.reply import Refusal, Reply, Request, error_json
 
 AnswerRequest = Callable[[Request], Awaitable[Reply]]
 _SHUTDOWN_S = 2.0
@@ -69,7 +69,7 @@ class Server:
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
-            reply = error_reply(Refusal(f"The body exceeds {self._max_body_bytes} bytes.", status=413))
+            reply = Reply.of(error_json(Refusal(f"The body exceeds {self._max_body_bytes} bytes.", status=413)), 413)
         else:
             reply = await self._answer(_request(request.method, request.rel_url.raw_path, request.headers, body))
         response = web.StreamResponse(status=reply.status, headers=reply.headers)
