@@ -93,12 +93,12 @@ def chat_turn(request: Mapping[str, Any], ignored: Collection[str] = ()) -> Chat
         Refusal: A key is refused, or a value does not have OpenAI's form.
     """
     given, without_effect = split_keys(request, SERVED, WITHOUT_EFFECT, REFUSED, ignored)
-    _one_of(given, "n", (1,), "Send a request for each sample: an equal one is another sample of the turn.")
-    _one_of(given, "parallel_tool_calls", (True,), "How many calls an answer has is the policy's choice.")
-    _one_of(given, "modalities", (["text"],), "The policy makes text.")
-    _one_of(given, "top_logprobs", (0,), "Give optional_outputs to the gateway, which records them.")
+    one_of(given, "n", (1,), "Send a request for each sample: an equal one is another sample of the turn.")
+    one_of(given, "parallel_tool_calls", (True,), "How many calls an answer has is the policy's choice.")
+    one_of(given, "modalities", (["text"],), "The policy makes text.")
+    one_of(given, "top_logprobs", (0,), "Give optional_outputs to the gateway, which records them.")
     system, messages = _history(objects(given, "messages"))
-    choice, runs_calls = _choice(given.get("tool_choice", "auto"))
+    choice, runs_calls = tool_choice(given.get("tool_choice", "auto"))
     options = given.get("stream_options") or {}
     return ChatTurn(
         system=system,
@@ -139,7 +139,8 @@ def split_keys(
     return given, dropped
 
 
-def _one_of(given: Mapping[str, Any], key: str, allowed: Sequence[Any], why: str) -> None:
+def one_of(given: Mapping[str, Any], key: str, allowed: Sequence[Any], why: str) -> None:
+    """Refuse a key whose value is not allowed; the first of `allowed` is its default."""
     if given.get(key, allowed[0]) not in allowed:
         shown = " or ".join(json.dumps(value) for value in allowed)
         raise Refusal(f"{key} must be {shown}, not {json.dumps(given[key])}. {why}", param=key)
@@ -174,13 +175,13 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     return sampling
 
 
-def _choice(choice: Any) -> tuple[ToolChoice | None, bool]:
+def tool_choice(choice: Any) -> tuple[ToolChoice | None, bool]:
     """Return Strands' tool choice, and whether calls are calls."""
     if choice in ("auto", "none"):
         return None, choice == "auto"
     if choice == "required":
         return cast(ToolChoice, {"any": {}}), True
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    function = choice.get("function", choice) if isinstance(choice, dict) and choice.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise Refusal("tool_choice must be auto, none, required or a function.", param="tool_choice")
     return cast(ToolChoice, {"tool": {"name": function["name"]}}), True
@@ -190,11 +191,15 @@ def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
         raise Refusal(f"{where} must be of type function.", param=where)
-    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    return function_spec(function)
+
+
+def function_spec(function: Mapping[str, Any]) -> ToolSpec:
+    """Return a function in Strands' form. What is wrong with it is refused by the turn."""
     return {
-        "name": cast(str, function.get("name")),  # what has no name, or is no text, is refused by the turn
+        "name": cast(str, function.get("name")),
         "description": function.get("description") or "",
-        "inputSchema": {"json": schema},
+        "inputSchema": {"json": function.get("parameters") or {"type": "object", "properties": {}}},
     }
 
 

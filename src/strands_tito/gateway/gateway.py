@@ -18,11 +18,12 @@ from urllib.parse import unquote
 import msgspec
 from strands.types.streaming import StreamEvent
 
-from strands_tito.gateway import messages, reply
+from strands_tito.gateway import messages, reply, responses
 from strands_tito.gateway.chat import Answer, ChatTurn, chat_turn
 from strands_tito.gateway.messages import MessagesAnswer, messages_turn
 from strands_tito.gateway.normalise import NORMALISERS, VERSION, Recognised, key_of_answer, latest_turn, recognise
 from strands_tito.gateway.reply import Refusal, Reply, Request, decoded, refusal_of
+from strands_tito.gateway.responses import ResponsesAnswer, responses_turn
 from strands_tito.gateway.server import Server, transport_of
 from strands_tito.gateway.sessions import RunningTurn, Session, versions_of
 from tito_core.backend.values import InvalidValueError, refuse_unknown
@@ -37,6 +38,12 @@ from tito_core.turn.request import prepare_turn
 from tito_core.turn.run import run_turn
 
 ReadRequest = Callable[[Mapping[str, Any], Collection[str]], ChatTurn]
+AnyAnswer = Answer | MessagesAnswer | ResponsesAnswer
+_ERROR_LINES = {
+    Answer: reply.error_line,
+    MessagesAnswer: messages.error_line,
+    ResponsesAnswer: responses.error_line,
+}
 ANNOTATION = "gateway"
 """Name of a turn's annotation that says which normalisers it needed and which keys of its request had no effect."""
 _NAMES = uuid.UUID("5bd0f0f6-9d4c-4b6f-9e39-0a4d7a0c2f51")
@@ -235,6 +242,8 @@ class Gateway:
                 return await self._complete(request, place, chat_turn)
             case "POST", "v1/messages":
                 return await self._complete(request, place, messages_turn)
+            case "POST", "v1/responses":
+                return await self._complete(request, place, responses_turn)
             case "POST", "v1/messages/count_tokens":
                 turn = messages_turn(decoded(request.body, dict), self.ignored)
                 if place.session is None:
@@ -377,7 +386,9 @@ class Gateway:
             session.keep(digest, running)
         identity = uuid.uuid4().hex
         if read is chat_turn:
-            answer: Answer | MessagesAnswer = Answer(turn, f"chatcmpl-{identity}", self._token_text)
+            answer: AnyAnswer = Answer(turn, f"chatcmpl-{identity}", self._token_text)
+        elif read is responses_turn:
+            answer = ResponsesAnswer(turn, identity)
         else:
             answer = MessagesAnswer(turn, identity, prompt_tokens)
         if turn.stream:
@@ -472,7 +483,7 @@ class Gateway:
         return str(self.policy.tokenizer.decode([token]))
 
 
-async def _streamed(running: RunningTurn, answer: Answer | MessagesAnswer) -> Reply:
+async def _streamed(running: RunningTurn, answer: AnyAnswer) -> Reply:
     """Reply with a stream, after the turn's first event: what fails before it is an error with a status."""
     events = running.read(_KEEP_ALIVE_S)
     first = await anext(events)
@@ -486,7 +497,7 @@ async def _streamed(running: RunningTurn, answer: Answer | MessagesAnswer) -> Re
         except Exception as error:
             if (refusal := refusal_of(error)) is None:
                 raise
-            yield (messages if isinstance(answer, MessagesAnswer) else reply).error_line(refusal)
+            yield _ERROR_LINES[type(answer)](refusal)
 
     return Reply(200, chunks())
 

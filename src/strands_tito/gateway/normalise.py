@@ -18,16 +18,18 @@ from typing import Any, NamedTuple
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.ledger.history import Node, plain_copy
+from tito_core.ledger.history import Node, plain_copy, strict
 from tito_core.ledger.ledger import Ledger
 from tito_core.turn.history import opening_of
 
 VERSION = 1
-ARGUMENTS, BLANKS, IDS, REASONING, VOLATILE = NORMALISERS = ("arguments", "blanks", "ids", "reasoning", "volatile")
+NORMALISERS = ("arguments", "blanks", "defaults", "ids", "reasoning", "volatile")
+ARGUMENTS, BLANKS, DEFAULTS, IDS, REASONING, VOLATILE = NORMALISERS
 """What may differ from an answer of the ledger, or from a conversation's opening:
 
 - arguments: numbers of a call's arguments that are the same value in JSON, such as 1 and 1.0.
 - blanks: blanks at the start and the end of an answer's text or reasoning.
+- defaults: arguments that the policy left out and the harness added, each the default of the tool's schema.
 - ids: the ids of an answer's calls, and of the results that name them.
 - reasoning: an answer's reasoning is left out.
 - volatile: lines of the system prompt that change with each request; see `_VOLATILE`.
@@ -90,7 +92,7 @@ def recognise(
             known[i] = message = _with_ids(message, renamed)
         child = node.child(message)
         if child is None and message["role"] == "assistant":
-            child, differences = _spelled_otherwise(node, message, allowed)
+            child, differences = _spelled_otherwise(node, message, tools or (), allowed)
             if child is not None:
                 known[i] = plain_copy(child.message)
                 renamed.update(zip(_call_ids(message), _call_ids(known[i]), strict=True))
@@ -128,16 +130,18 @@ def _steady(opening: Mapping[str, Any]) -> str:
     return _VOLATILE.sub("", opening["system"] or "")
 
 
-def _spelled_otherwise(node: Node, message: Message, allowed: Collection[str]) -> tuple[Node | None, set[str]]:
+def _spelled_otherwise(
+    node: Node, message: Message, tools: Sequence[ToolSpec], allowed: Collection[str]
+) -> tuple[Node | None, set[str]]:
     """Return the sampled answer after a node that a message spells in another way, and the normalisers for it."""
     for child in node.children:
-        differences = _differences(child.message, message) if child.turns else None
+        differences = _differences(child.message, message, tools) if child.turns else None
         if differences is not None and differences.issubset(allowed):
             return child, differences
     return None, set()
 
 
-def _differences(known: Mapping[str, Any], message: Message) -> set[str] | None:
+def _differences(known: Mapping[str, Any], message: Message, tools: Sequence[ToolSpec]) -> set[str] | None:
     """Return the normalisers that make two assistant messages equal, or None if none do."""
     (reasoning, text, calls), (own_reasoning, own_text, own_calls) = _parts(known), _parts(message)
     used = set[str]()
@@ -157,10 +161,27 @@ def _differences(known: Mapping[str, Any], message: Message) -> set[str] | None:
         if call["toolUseId"] != own["toolUseId"]:
             used.add(IDS)
         if call["input"] != own["input"]:
-            used.add(ARGUMENTS)
-            if _as_json(plain_copy(call["input"])) != _as_json(own["input"]):
+            sent, sampled = own["input"], plain_copy(call["input"])
+            if not isinstance(sent, dict):
                 return None
+            added = {name: value for name, value in sent.items() if name not in sampled}
+            if added and not _are_defaults(added, call["name"], tools):
+                return None
+            if _as_json(sampled | added) != _as_json(sent):
+                return None
+            used |= {DEFAULTS} if added else set()
+            used |= {ARGUMENTS} if strict(sampled | added) != sent else set()
     return used
+
+
+def _are_defaults(added: Mapping[str, Any], name: str, tools: Sequence[ToolSpec]) -> bool:
+    """Return whether added arguments of a call are the defaults of its tool's schema."""
+    schemas: list[Any] = [tool["inputSchema"]["json"] for tool in tools if tool["name"] == name]
+    declared = schemas[0].get("properties", {}) if schemas and isinstance(schemas[0], dict) else {}
+    return all(
+        isinstance(declared.get(key), dict) and "default" in declared[key] and strict(declared[key]["default"]) == value
+        for key, value in added.items()
+    )
 
 
 def _parts(message: Mapping[str, Any]) -> tuple[str, str, list[Any]]:
