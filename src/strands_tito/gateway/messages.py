@@ -27,7 +27,10 @@ _SAMPLING = {
 }
 SERVED = frozenset([*_SAMPLING, "messages", "model", "output_config", "stream", "system", "tool_choice", "tools"])
 WITHOUT_EFFECT = frozenset(
-    ("betas", "cache_control", "context_management", "inference_geo", "metadata", "service_tier", "speed", "thinking")
+    [
+        *("betas", "cache_control", "context_management", "diagnostics", "inference_geo", "metadata", "service_tier"),
+        *("speed", "thinking", "user_profile_id", "workspace_id"),
+    ]
 )
 """Keys that change nothing of what a policy samples. The chat template decides about reasoning."""
 REFUSED = {

@@ -25,22 +25,16 @@ _OTHERS = ("input", "instructions", "model", "parallel_tool_calls", "stream", "t
 SERVED = frozenset([*_SAMPLING, *_OTHERS, "background", "top_logprobs", "truncation"])
 WITHOUT_EFFECT = frozenset(
     [
-        *(
-            "client_metadata",
-            "context_management",
-            "include",
-            "metadata",
-            "moderation",
-            "reasoning",
-            "safety_identifier",
-        ),
-        *("service_tier", "store", "stream_options", "user", "prompt_cache_key", "prompt_cache_options"),
-        "prompt_cache_retention",
+        *("access_programs", "client_metadata", "context_management", "include", "metadata", "moderation"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning", "safety_identifier"),
+        *("service_tier", "store", "stream_options", "user"),
     ]
 )
 """Keys that change nothing of what a policy samples. The chat template decides about reasoning."""
 REFUSED = {
+    "background_options": "The answer comes with the request.",
     "conversation": "The gateway keeps no messages: send the whole conversation as input.",
+    "image": "The policy makes text.",
     "max_tool_calls": "The harness runs the tools: count there.",
     "previous_response_id": "The gateway keeps no messages: send the whole conversation as input.",
     "prompt": "Send the prompt itself as input.",
