@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,13 +102,16 @@ class ChildGateway:
         self._adapter = adapter
         self._python = python
         self._process: asyncio.subprocess.Process | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (read after the process failed)
 
     async def open(self) -> None:
         """Start the process, and read the facts."""
         program, pipe = Path(__file__).with_name("child.py"), asyncio.subprocess.PIPE
         command = self._python, str(program), str(self._adapter)
         try:
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 28)
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=self._log, limit=1 << 28
+            )
         except OSError as error:
             raise GatewayError(f"--python: cannot run {self._python}: {error.strerror}.") from error
         self.facts = Facts.of(await self._do("facts"), self.facts.variant)
@@ -147,11 +151,18 @@ class ChildGateway:
         process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
         line = await asyncio.wait_for(process.stdout.readline(), START_S)
         if not line:
-            raise GatewayError(f"The adapter {self._adapter.name} ended at `{do}` with {await process.wait()}.")
+            status = await process.wait()
+            raise GatewayError(f"The adapter {self._adapter.name} ended at `{do}` with {status}. {self._last_lines()}")
         answer = json.loads(line)
         if "error" in answer:
-            raise GatewayError(f"The adapter {self._adapter.name} cannot {do}: {answer['error']}")
+            raise GatewayError(f"The adapter {self._adapter.name} cannot {do}: {answer['error']} {self._last_lines()}")
         return answer["ok"]
+
+    def _last_lines(self) -> str:
+        """Return what the gateway wrote last; it is kept from the terminal."""
+        self._log.seek(max(0, self._log.seek(0, 2) - 800))
+        lines = self._log.read().decode(errors="replace").splitlines()[-4:]
+        return f"Its last lines: {' / '.join(lines)}" if lines else ""
 
 
 class HttpGateway:

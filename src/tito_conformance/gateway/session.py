@@ -26,6 +26,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 RETRY = {"x-stainless-retry-count": "1"}
 """What the `openai` client sends with a request that it sends again."""
 TIMEOUT_S = 60.0
+"""Seconds that an answer may take; gateways ask a broken engine again for up to half a minute."""
 
 
 class Failed(Exception):
@@ -161,8 +162,10 @@ class Session:
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         reader, writer = await asyncio.open_connection(url.hostname, url.port)
         writer.write(f"POST {url.path}/chat/completions HTTP/1.1\r\n{head}\r\n".encode() + body)
-        await writer.drain()
-        await (asyncio.wait_for(reader.read(1), TIMEOUT_S) if seen is None else seen.wait())
+        try:
+            await asyncio.wait_for(reader.read(1) if seen is None else seen.wait(), TIMEOUT_S)
+        except (OSError, TimeoutError) as error:
+            raise Failed(f"no answer from {self.base_url}: {error!r}") from error
         writer.transport.abort()
 
 
@@ -179,7 +182,8 @@ def _whole(raw: str) -> Reply:
     body = json.loads(raw)
     [choice, *more] = body["choices"]
     kept = ("role", "content", "tool_calls", "reasoning_content")
-    message = {name: value for name, value in choice["message"].items() if name in kept and value != []}
+    message = {name: value for name, value in choice["message"].items() if name in kept and value not in (None, [])}
+    message.setdefault("content", None)
     return Reply(200, message, choice.get("finish_reason"), body.get("usage"), raw, 1 + len(more))
 
 

@@ -49,10 +49,31 @@ class ChatWire:
         """See `tito_conformance.testing.Wire.route`."""
         if path == "/v1/chat/completions" and method == "POST":
             return self._chat(json.loads(body), headers)
+        if path == "/v1/completions" and isinstance(text := (json.loads(body) if body else {}).get("prompt"), str):
+            return self._text(json.loads(body), self._tokenizer.encode(text), headers)
         answer = self._wire.route(method, path, headers, body)
         if isinstance(answer, Generation) and path.startswith("/inference/") and self.state.release < "0.32":
             return replace(answer, render=lambda answers, seconds: _named(answer.render(answers, seconds)))
         return answer
+
+    def _text(self, body: dict[str, Any], prompt: Sequence[int], headers: Mapping[str, str]) -> Answer:
+        """Complete a text, with text alone, as clients do that look whether an engine is alive."""
+        one = scripted_request(
+            self.state, body, body, prompt, wire="chat", max_new_tokens=body.get("max_tokens") or 16,
+            server_id=random_id(16), path="/v1/completions", headers=headers,
+        )  # fmt: skip
+
+        def render(answers: Sequence[Settled], seconds: float) -> WireResponse:
+            made = {
+                "index": 0,
+                "text": completion_text(self.state, answers[0], body),
+                "finish_reason": answers[0].finish,
+            }
+            usage = usage_of(self.state, body, answers[0], False)
+            head = {"id": f"cmpl-{random_id(16)}", "object": "text_completion", "created": now()}
+            return json_response({**head, "model": self.state.model, "choices": [made], "usage": usage})
+
+        return Generation([one], render)
 
     def _chat(self, body: dict[str, Any], headers: Mapping[str, str]) -> Answer:
         state = self.state

@@ -24,7 +24,8 @@ FACTS = {
     "wires": ["vllm"],
     "token_in": True,
     "release": "0.31.0",
-    "note": "reads the answers of vLLM up to 0.31; the rollout's sampling holds, not the harness's",
+    "note": "reads answers of vLLM up to 0.31; thinking_retention='all', as the template has no reasoning; the "
+    "rollout's sampling holds, not the harness's",
 }
 opened: dict[str, Any] = {}
 given: dict[str, Any] = {}
@@ -53,7 +54,7 @@ def session(name: str) -> dict[str, Any]:
     client = TrainClientConfig(
         base_url=f"{given['engine']}/v1",
         api_key_var="NONE",
-        renderer=Qwen3RendererConfig(),
+        renderer=Qwen3RendererConfig(thinking_retention="all"),
         renderer_model_name=given["tokenizer"],
     )
     context = ModelContext(model=given["model"], client=client, sampling=Sampling(max_tokens=256, temperature=1.0))
