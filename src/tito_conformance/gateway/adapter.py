@@ -17,6 +17,8 @@ from tito_conformance.gateway.audit import Row
 
 ADAPTERS = Path(__file__).with_name("adapters")
 START_S = 300.0
+"""Seconds that a gateway may take to start, or an adapter to answer."""
+END_S = 30.0
 
 
 class GatewayError(Exception):
@@ -38,6 +40,7 @@ class Facts:
         renders: Who renders messages to ids: "gateway" or "engine".
         streams: Whether it answers `stream: true` with a stream.
         tools: Whether it runs tools in this environment.
+        aborts: Whether a request can be aborted behind it; False where the engine stands in for a service.
         release: The vLLM release whose answers it reads.
         note: What differs from its defaults, and why.
     """
@@ -52,6 +55,7 @@ class Facts:
     renders: str = "gateway"
     streams: bool = True
     tools: bool = True
+    aborts: bool = True
     release: str = "0.32.0"
     note: str = ""
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -81,6 +85,9 @@ class Gateway(Protocol):
 
     facts: Facts
 
+    async def open(self) -> None:
+        """Find out its facts."""
+
     async def start(self, engine: str, wire: str, tokenizer: str, model: str) -> None:
         """Start it before an engine, or wait until it answers."""
 
@@ -102,7 +109,7 @@ class ChildGateway:
         self._adapter = adapter
         self._python = python
         self._process: asyncio.subprocess.Process | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (read after the process failed)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by stop)
 
     async def open(self) -> None:
         """Start the process, and read the facts."""
@@ -132,16 +139,16 @@ class ChildGateway:
 
     async def stop(self) -> None:
         """See `Gateway`."""
-        if self._process is None or self._process.returncode is not None:
+        self._log.close()
+        process, self._process = self._process, None
+        if process is None or process.stdin is None:
             return
+        process.stdin.close()  # the child ends, and with it what it started
         try:
-            await asyncio.wait_for(self._do("stop"), 30)
-            assert self._process.stdin is not None  # a pipe
-            self._process.stdin.close()
-            await asyncio.wait_for(self._process.wait(), 30)
-        except (TimeoutError, GatewayError):
-            self._process.kill()
-            await self._process.wait()
+            await asyncio.wait_for(process.wait(), END_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
     async def _do(self, do: str, **fields: str) -> Any:
         process = self._process
@@ -177,6 +184,9 @@ class HttpGateway:
         self._url = url.rstrip("/")
         self._key = api_key
         self._headers = {"Authorization": f"Bearer {api_key}"}
+
+    async def open(self) -> None:
+        """Return: its facts are what was given."""
 
     async def start(self, engine: str, wire: str, tokenizer: str, model: str) -> None:
         """Wait until it answers at all: it may connect to the engine first."""

@@ -108,7 +108,7 @@ class Check:
         about: One sentence: what must hold.
         needs: What the gateway must offer: "tools", "streams".
         measures: What the check measures, if the gateway leaves it to the engine or does not claim it: "token_in",
-            "renders". A failure is then not the gateway's.
+            "renders", "aborts". A failure is then not the gateway's.
     """
 
     run: Callable[[Play], Awaitable[None]]
@@ -118,6 +118,11 @@ class Check:
 
 
 CHECKS: dict[str, Check] = {}
+EXCUSES = {
+    "token_in": "token-in is not claimed",
+    "renders": "the engine renders messages",
+    "aborts": "the service behind it is a stand-in that cannot abort",
+}
 
 
 def check(*needs: str, measures: str = "") -> Callable[[Callable[[Play], Awaitable[None]]], Any]:
@@ -149,10 +154,8 @@ async def judge(play: Play, name: str) -> Verdict:
     except NotApplicable as reason:
         return Verdict(name, "not applicable", str(reason))
     except (Failed, GatewayError) as failed:
-        if tried.measures == "token_in" and not facts.token_in:
-            return Verdict(name, "not applicable", f"token-in is not claimed; measured: {failed}")
-        if tried.measures == "renders" and facts.renders == "engine":
-            return Verdict(name, "not applicable", f"the engine renders messages; measured: {failed}")
+        if tried.measures and getattr(facts, tried.measures) in (False, "engine"):
+            return Verdict(name, "not applicable", f"{EXCUSES[tried.measures]}; measured: {failed}")
         return Verdict(name, "failed", str(failed))
     finally:
         play.engine.held = ""
@@ -349,7 +352,7 @@ async def resampling(play: Play) -> None:
     check_trained(await play.rows(session), calls)
 
 
-@check()
+@check(measures="aborts")
 async def disconnect(play: Play) -> None:
     """When the client goes away, the engine's request is aborted, and nothing of it is recorded."""
     for stream in [None, True] if play.gateway.facts.streams else [None]:

@@ -6,14 +6,14 @@ It reads one JSON line for each command from standard input, and answers each wi
     {"do": "start", "engine": URL, "wire": "vllm", "tokenizer": FOLDER, "model": NAME, "variant": ""}
     {"do": "session", "name": NAME}                        -> {"base_url": ..., "api_key": ..., "headers": {...}}
     {"do": "export", "name": NAME}                         -> [{"ids": [...], "mask": [...], "logprobs": [...]}]
-    {"do": "stop"}
 
 An answer is `{"ok": value}` or `{"error": text}`. An adapter is a file with `FACTS` and the functions `start`,
-`session`, `export` and, if `spawn` did not start it, `stop`; it may use what stands here.
+`session` and `export`, and `stop` if `spawn` did not start it; it may use what stands here.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import os
@@ -28,7 +28,12 @@ import urllib.request
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-FIELDS = {"start": ("engine", "wire", "tokenizer", "model", "variant"), "session": ("name",), "export": ("name",)}
+FIELDS: dict[str, tuple[str, ...]] = {
+    "facts": (),
+    "start": ("engine", "wire", "tokenizer", "model", "variant"),
+    "session": ("name",),
+    "export": ("name",),
+}
 _started: list[subprocess.Popen[bytes]] = []
 
 
@@ -94,9 +99,16 @@ def row(prompt: Sequence[int], output: Sequence[int], logprobs: Sequence[float |
     return {"ids": [*prompt, *output], "mask": mask, "logprobs": [None] * len(prompt) + reported}
 
 
-def facts_of(adapter: dict[str, Any]) -> dict[str, Any]:
-    """Return the adapter's facts, with the version of the package that is installed."""
-    facts: dict[str, Any] = adapter["FACTS"]
+def facts_of(path: str) -> dict[str, Any]:
+    """Return the FACTS of an adapter, a literal, with the version of the package that is installed.
+
+    Raises:
+        RuntimeError: It is not.
+    """
+    with open(path, encoding="utf-8") as file:
+        body = ast.parse(file.read()).body
+    [value] = [each.value for each in body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "FACTS"]
+    facts: dict[str, Any] = ast.literal_eval(value)
     try:
         return {**facts, "version": importlib.metadata.version(facts["package"])} if "package" in facts else facts
     except importlib.metadata.PackageNotFoundError:
@@ -112,17 +124,18 @@ def main(path: str) -> None:
     os.dup2(2, 1)  # what a gateway prints is no answer
     sys.modules["tito_conformance.gateway.child"] = sys.modules["__main__"]  # importable without this package
     sys.path.pop(0)  # the folder of this file, whose modules are not the gateway's
-    adapter = runpy.run_path(path)
+    adapter: dict[str, Any] = {"facts": lambda: facts_of(path)}
     for line in sys.stdin:
         command = json.loads(line)
-        do = command["do"]
         try:
-            fields = [command[name] for name in FIELDS.get(do, ())]
-            result = facts_of(adapter) if do == "facts" else adapter[do](*fields) if do in adapter else None
-            answers.write(json.dumps({"ok": result}) + "\n")
+            if command["do"] == "start":
+                adapter = runpy.run_path(path)
+            fields = [command[name] for name in FIELDS[command["do"]]]
+            answers.write(json.dumps({"ok": adapter[command["do"]](*fields)}) + "\n")
         except Exception as error:
             answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
         answers.flush()
+    adapter.get("stop", lambda: None)()
     for server in _started:
         server.terminate()
         server.wait()

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from strands_tito.cli import print_error
-from tito_conformance.gateway.adapter import ChildGateway, GatewayError, find
+from tito_conformance.gateway.adapter import GatewayError, find
 from tito_conformance.gateway.checks import CHECKS, Verdict
 from tito_conformance.gateway.run import Report, run
 from tito_engines.models import ensure_tokenizer, qwen3_instruct
@@ -57,11 +57,14 @@ def judge_gateway(
             console.print(verdict.detail, highlight=False, markup=False, style="dim", soft_wrap=True)
 
     async def judged() -> Report:
-        gateway = find(named, python, api_key)
-        if isinstance(gateway, ChildGateway):
-            await gateway.open()
         return await run(
-            gateway, str(folder), wire=engine.wire, seed=engine.seed, port=engine.port, checks=only, show=show
+            find(named, python, api_key),
+            str(folder),
+            wire=engine.wire,
+            seed=engine.seed,
+            port=engine.port,
+            checks=only,
+            show=show,
         )
 
     try:

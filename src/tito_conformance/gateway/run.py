@@ -70,17 +70,18 @@ async def run(
     Raises:
         GatewayError: The gateway cannot be started, or does not serve such an engine.
     """
-    if (chosen := wire or gateway.facts.wires[0]) not in gateway.facts.wires:
-        raise GatewayError(f"{gateway.facts.name} serves {' and '.join(gateway.facts.wires)}, not {chosen!r}.")
-    engine = Engine(chosen, tokenizer, seed, gateway.facts.release)
-    async with ScriptedServer(engine.scripted, port=port) as server, aiohttp.ClientSession() as http:
-        try:
+    try:
+        await gateway.open()
+        if (chosen := wire or gateway.facts.wires[0]) not in gateway.facts.wires:
+            raise GatewayError(f"{gateway.facts.name} serves {' and '.join(gateway.facts.wires)}, not {chosen!r}.")
+        engine = Engine(chosen, tokenizer, seed, gateway.facts.release)
+        async with ScriptedServer(engine.scripted, port=port) as server, aiohttp.ClientSession() as http:
             await gateway.start(server.base_url, chosen, tokenizer, MODEL)
             play = Play(engine, gateway, http, MODEL, random.Random(seed))
             verdicts = []
             for name in checks or CHECKS:
                 verdicts.append(await judge(play, name))
                 show(verdicts[-1])
-        finally:
-            await gateway.stop()
+    finally:
+        await gateway.stop()
     return Report(gateway.facts, chosen, seed, verdicts)
