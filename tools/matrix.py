@@ -52,9 +52,8 @@ OF = {
     "chat": "certificate certify delta encoder ending environment gguf_tokenizer idioms image_content image_prompts"
     " inert_tokenizer message_format messages referee renderers rendering template tokenizer traced"
     " word_cache",
-    "backend": "connect connections http_errors optional_outputs_recorded retries sampling_params streaming"
-    " tokenize transport unix_sockets",
-    "model": "agent agent_errors forced histories_managers histories_middleware histories_tools images malformed"
+    "backend": "connect connections headers recordings retries sampling_params streaming tokenize transport",
+    "model": "agent agent_errors forced histories histories_middleware images malformed"
     " model_parts sessions settings streaming",
     "parsing": "decoding detection grammar schema",
     "ledger": "columns",

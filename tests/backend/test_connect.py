@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.backends import (
     BACKENDS,
+    EOS,
     KINDS,
     NO_ANSWER,
     WIRES,
@@ -27,7 +33,9 @@ from support.backends import (
     request_of,
     reserved,
 )
-from tito_conformance.testing import Fault, InProcessTransport, WireResponse
+from support.scripted import tokenizer
+from tito_conformance.testing import Fault, HashPolicy, InProcessTransport, ScriptedEngine, WireResponse
+from tito_core import Policy
 from tito_core.backend import (
     BackendError,
     BadRequestError,
@@ -39,8 +47,11 @@ from tito_core.backend import (
     installed_backends,
 )
 from tito_core.backend.generate import generate
-from tito_core.backend.http.connection import server_address
+from tito_core.backend.http.client import HttpResponse
+from tito_core.backend.http.connection import Address, server_address
+from tito_core.backend.id_text import Pieces
 from tito_core.backend.values import InvalidValueError
+from tito_core.policy import run_blocking
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -257,3 +268,113 @@ async def test_what_a_gateway_does_not_offer_is_left_out_at_once(
     with pytest.raises(EngineTimeoutError):
         await generate(backend, request_of())
     assert (waits.seconds, caplog.text) == ([], "")
+
+
+# A server behind a Unix socket, as with vLLM's `--uds`.
+
+
+@asynccontextmanager
+async def listening(engine: ScriptedEngine, path: Path) -> AsyncIterator[str]:
+    async def respond(request: web.BaseRequest) -> web.StreamResponse:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        answer = await engine.handle(request.method, request.raw_path, headers, await request.content.read())
+        return web.Response(status=answer.status, headers=dict(answer.headers), body=answer.content)
+
+    runner = web.ServerRunner(web.Server(respond, handler_cancellation=True, access_log=None), shutdown_timeout=0.05)
+    await runner.setup()
+    await web.UnixSite(runner, str(path)).start()
+    try:
+        yield f"unix://{path}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_behind_a_unix_socket(kind: Kind, tmp_path: Path) -> None:
+    engine = engine_of(kind)
+    async with listening(engine, tmp_path / "engine.sock") as url:
+        backend = create_backend(kind, url)
+        response = await generate(backend, request_of())
+        assert response.request_id == "r"
+        await backend.abort("unknown")
+        await backend.aclose()
+    assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("address", ["unix://", "unix://engine.sock", "unix:///run/", "unix:///a\0b"])
+def test_an_invalid_socket_address_is_refused(address: str) -> None:
+    with pytest.raises(EngineConnectionError, match="Unix socket: give its absolute path"):
+        create_backend("vllm", address)
+
+
+def test_a_path_that_no_socket_can_have_is_refused() -> None:
+    path = f"/var/lib/kubelet/pods/{'0a1b2c3d-' * 8}/volumes/vllm.sock"
+    with pytest.raises(EngineConnectionError, match=r"is too long: it has 112 bytes.*symbolic link") as caught:
+        create_backend("vllm", f"unix://{path}")
+    assert caught.value.reason == "address"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("unix:///run/vllm.sock", ("unix:///run/vllm.sock", "http://localhost", "/run/vllm.sock")),
+        (" http://host:8000/ ", ("http://host:8000", "http://host:8000", None)),
+    ],
+)
+def test_addresses(given: str, expected: tuple[Any, ...]) -> None:
+    found = Address.of(given, backend="vllm")
+    assert (found.shown, found.root, found.socket) == expected
+
+
+# Connecting takes few round trips and repeats every measurement.
+
+
+STEPS = 200
+"""Steps of the event loop that a request takes; what is sent together takes a few to get on its way."""
+
+
+class Distant(InProcessTransport):
+    """A server that is so many steps away, and counts how many requests waited for each other.
+
+    Attributes:
+        rounds: The round of each request: one more than the highest of those that were answered when it was sent.
+    """
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        super().__init__(engine)
+        self.rounds: list[int] = []
+        self._answered = 0
+
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
+        number = self._answered + 1
+        self.rounds.append(number)
+        for _ in range(STEPS):
+            await asyncio.sleep(0)
+        reply = await super().send(method, url, headers, body)
+        self._answered = max(self._answered, number)
+        return reply
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("vllm", 6), ("vllm-completions", 6), ("sglang", 5)])
+def test_connecting_takes_few_round_trips(kind: Kind, rounds: int) -> None:
+    size = len(tokenizer())
+    there = Distant(engine_of(kind, HashPolicy(size, eos_ids=[EOS]), vocab_size=size))
+    backend = backend_of(there.engine, http_transport=lambda: there)
+    policy = run_blocking(Policy.connect_async(backend=backend, tokenizer=tokenizer()))
+    assert policy.info.processed_logprobs is not None
+    print(f"{kind}: {len(there.rounds)} requests in {max(there.rounds)} rounds")
+    assert max(there.rounds) == rounds
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_server_restarted_with_other_options_is_measured_again(kind: Kind) -> None:
+    size = len(tokenizer())
+    raw, processed = (
+        engine_of(kind, HashPolicy(size, eos_ids=[EOS]), vocab_size=size, raw_logprobs=raw) for raw in (True, False)
+    )
+    there = InProcessTransport(raw)
+    backend = backend_of(raw, http_transport=lambda: there)
+    for engine, processes in ((raw, False), (processed, True), (raw, False)):
+        there.engine = engine
+        policy = run_blocking(Policy.connect_async(backend=backend, tokenizer=tokenizer()))
+        assert policy.info.processed_logprobs is processes

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from support.conversations import LOOK, answer, calls, results, user
@@ -16,8 +12,6 @@ from support.scripted import BACKENDS, Says, model_of
 from tito_core.backend.values import InvalidValueError
 from tito_core.chat.message_check import InvalidMessageError
 from tito_core.chat.messages import UnsupportedContentError
-from tito_core.chat.rendering import TemplateError
-from tito_core.parsing.schema import ToolSchemaError
 from tito_core.turn import request
 from tito_core.turn.inputs import UnsupportedToolChoiceError
 
@@ -236,74 +230,10 @@ async def test_keys_that_json_converts_to_strings_are_allowed_in_results() -> No
     assert len(model.ledger) == 1
 
 
-ODD = st.one_of(
-    st.none(), st.booleans(), st.integers(-2, 2), st.just(NAN), st.text(max_size=3), st.binary(max_size=2),
-    st.just([]), st.just({}), st.just(()), st.just({1: 2}), st.just([[]]), st.just({"text": 5}), st.just({"text": "a"}),
-    st.builds(object), st.just(DEEP), st.just(ENDLESS), st.just({"a": {1}}),
-)  # fmt: skip
-
-
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """List the paths to all parts of a value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in items for place in places(item, (*path, key)))]
-
-
-@st.composite
-def damaged(draw: Any) -> Any:
-    """Draw a call with one or two of its values replaced or removed."""
-    whole = {
-        "messages": [
-            user("What?"),
-            *calls(("look", {"at": "x"}), text="So:", reasoning="Hm."),
-            results({"a": 1}),
-            answer("It is."),
-            user("And?"),
-        ],
-        "tool_specs": [copy.deepcopy(LOOK)],
-        "system_prompt": "Be brief.",
-    }
-    chosen = draw(st.lists(st.sampled_from(places(whole)[1:]), min_size=1, max_size=2, unique=True))
-    for path in sorted(chosen, key=lambda path: [*map(str, path)], reverse=True):  # inner and later places first
-        at: Any = whole
-        for key in path[:-1]:
-            at = at[key]
-        if len(path) > 1 and draw(st.booleans()):
-            del at[path[-1]]
-        else:
-            at[path[-1]] = draw(ODD)
-    return whole
-
-
-@settings(deadline=None, max_examples=60)
-@given(call=damaged())
-def test_a_damaged_call_is_a_turn_or_an_error(call: Any) -> None:
-    model = _model()
-    before = len(model.ledger), model.ledger.tree()
-    message = None
-    try:
-        asyncio.run(streamed(model, **call))
-    except (InvalidMessageError, ToolSchemaError, UnsupportedContentError, TemplateError) as error:
-        message = str(error)
-    if message is None:
-        assert len(model.ledger) == before[0] + 1
-        model.reset()
-        return
-    assert message
-    assert "\n" not in message
-    assert (len(model.ledger), model.ledger.tree()) == before
-
-
-MODELS: list[Any] = []
-
-
-def _model() -> Any:
-    """Return one model whose ledger has a turn that the damaged history may share."""
-    if not MODELS:
-        MODELS.append(model_of("vllm", Says("Yes.")))
-    if not len(MODELS[0].ledger):
-        asyncio.run(streamed(MODELS[0], [user("What?")], [LOOK], "Be brief."))
-    return MODELS[0]
 
 
 class Shape(BaseModel):
