@@ -113,6 +113,7 @@ def at_2(pair: tuple[int, float]) -> list[tuple[int, float]]:
         ("experts", np.zeros((6, 2, 2), int), "Law 2: routed_experts have 6 rows, expected 7"),
         ("experts", np.zeros((8, 2, 2), int), "have 8 rows, expected 7"),
         ("experts", np.zeros((7, 1, 2), int), "Law 2: routed_experts have"),
+        ("experts", npy(np.zeros((7, 2, 2), np.float32)), "Law 2: routed_experts cannot be read.*float32"),
         ("mask", [MASK[0], [7, 9], MASK[2]], "Law 4: .*offset 1 .*not among the 2 ids"),
         ("mask", MASK[:-1], "Law 2: .*3 output ids, but sampling_mask of 2 tokens"),
         ("mask", [[21, 9] * 2, *MASK[1:]], "sampling_mask of output token 0 .*twice"),

@@ -66,19 +66,19 @@ def ask(
     k=st.integers(1, 12),
     temperature=st.sampled_from([0.5, 1.0, 2.0]),
     seed=st.integers(0, 1000),
+    limit=st.sampled_from([1, 8]),
 )
-@example(prompt=(5, VOCAB - 1, 0, VOCAB - 1), at=0.5, k=2, temperature=1.0, seed=0).via(
+@example(prompt=(5, VOCAB - 1, 0, VOCAB - 1), at=0.5, k=2, temperature=1.0, seed=0, limit=1).via(
     "SGLang reports the last id as 0"
 )
 @settings(deadline=None, max_examples=10)
 def test_columns_are_the_policys_own_and_only_of_the_delta(
-    kind: Kind, prompt: tuple[int, ...], at: float, k: int, temperature: float, seed: int
+    kind: Kind, prompt: tuple[int, ...], at: float, k: int, temperature: float, seed: int, limit: int
 ) -> None:
     start = round(at * len(prompt))
     optional_outputs = wanted_on(kind, top_logprobs=k)
-    response, engine = ask(
-        kind, optional_outputs=optional_outputs, delta_start=start, prompt=prompt, temperature=temperature, seed=seed
-    )
+    sampling = {"temperature": temperature, "seed": seed, "max_new_tokens": limit}
+    response, engine = ask(kind, optional_outputs=optional_outputs, delta_start=start, prompt=prompt, **sampling)
     policy, whole, p = hash_policy(), (*prompt, *response.output_ids.tolist()), len(prompt)
     reported = engine.requests[0].reported_temperature
     n = len(response.output_ids)

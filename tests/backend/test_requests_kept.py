@@ -20,9 +20,9 @@ from tito_core.backend.resume import generate_resuming
 
 
 class Changer(Liar):
-    """Changes what it gets."""
+    """Changes what it gets, and cannot stream."""
 
-    async def generate(self, request: Any, on_chunk: Any = None) -> Any:
+    async def generate(self, request: Any) -> Any:
         request.sampling.extra.get("nested", {})["x"] = [2]
         request.sampling.extra["top_a"] = 0.5
         return self.raw
