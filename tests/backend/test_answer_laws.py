@@ -17,7 +17,6 @@ from support.backends import (
     Kind,
     Received,
     answering,
-    choice,
     engine_name,
     engine_of,
     http_response,
@@ -39,117 +38,99 @@ def ask(kind: Kind, edit: Edit | None, completion: Completion | None = None, **s
     return asyncio.run(generate(in_process_backend(engine), request_of(**sampling)))
 
 
-# What both wires have, under one name.
+CHOICE, META = ("choices", 0), "meta_info"
+LOGPROBS = (*CHOICE, "logprobs")
+CONTENT = (*LOGPROBS, "content", 1)
+GONE = object()
+PLACES: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "echo": (("prompt_token_ids",), ("prompt_token_ids",), (*CHOICE, "prompt_token_ids")),
+    "ids": (("output_ids",), (*CHOICE, "token_ids")),
+    "logprobs": ((META, "output_token_logprobs"), LOGPROBS),
+    "logprob": ((META, "output_token_logprobs", 1, 0), (*CONTENT, "logprob"), (*LOGPROBS, "token_logprobs", 1)),
+    "logprob id": ((META, "output_token_logprobs", 1, 1), (*CONTENT, "token_id"), (*LOGPROBS, "tokens", 1)),
+    "prompt_tokens": ((META, "prompt_tokens"), ("usage", "prompt_tokens")),
+    "completion_tokens": ((META, "completion_tokens"), ("usage", "completion_tokens")),
+    "finish": ((META, "finish_reason"), CHOICE),
+    "top": ((META, "output_top_logprobs"), (*CONTENT, "top_logprobs"), (*LOGPROBS, "top_logprobs")),
+    "top id": (
+        (META, "output_top_logprobs", 1, 2),
+        (*CONTENT, "top_logprobs", 2),
+        (*LOGPROBS, "top_logprobs", 1, "token_id:-3"),
+    ),
+    "prompt": ((META, "input_token_logprobs"), ("prompt_logprobs",), (*CHOICE, "prompt_logprobs")),
+    "experts": ((META, "routed_experts"), (*CHOICE, "routed_experts")),
+    "mask": ((META, "output_token_sampling_mask"), (*CHOICE, "sampling_mask")),
+}
+"""Where an answer of SGLang, of vLLM's own endpoint and of its OpenAI endpoint holds a thing; the last also stands for
+the next ones."""
 
 
-def echo(answer: Any) -> list[Any]:
-    return holder(answer)["prompt_token_ids"]
+def put(place: str, *values: Any) -> Edit:
+    """Return an edit of one thing in an answer: its new value, or a function of the old one, on each wire or on all."""
 
-
-def holder(answer: Any) -> Any:
-    """The part that holds the echo, which of vLLM's two endpoints one has in the choice."""
-    return answer if "prompt_token_ids" in answer else choice(answer)
-
-
-def content(answer: Any) -> Any:
-    """The logprobs of vLLM's own endpoint; None on another wire."""
-    return choice(answer)["logprobs"].get("content") if "choices" in answer else None
-
-
-def set_logprob(value: Any, at: int = 1) -> Edit:
     def edit(answer: Any) -> None:
-        if content(answer):
-            content(answer)[at]["logprob"] = value
-        elif "choices" in answer:
-            answer["choices"][0]["logprobs"]["token_logprobs"][at] = value
+        wire = 0 if META in answer else 1 if "prompt_token_ids" in answer else 2
+        *path, last = PLACES[place][min(wire, len(PLACES[place]) - 1)]
+        for key in path:
+            answer = answer[key]
+        if (value := values[min(wire, len(values) - 1)]) is GONE:
+            del answer[last]
         else:
-            answer["meta_info"]["output_token_logprobs"][at][0] = value
+            answer[last] = value(answer[last]) if callable(value) else value
 
     return edit
 
 
-def no_logprobs(answer: Any) -> None:
-    if "choices" in answer:
-        answer["choices"][0]["logprobs"] = None
-    else:
-        del answer["meta_info"]["output_token_logprobs"]
+def finish(reason: Any, stop: Any = None) -> Edit:
+    """Return an edit of why an answer ended."""
+    found = None if reason is None else {"type": reason, "matched": stop}
+    return put("finish", found, lambda choice: {**choice, "finish_reason": reason, "stop_reason": stop})
 
 
-def set_count(name: str, value: Any) -> Edit:
-    def edit(answer: Any) -> None:
-        (answer["usage"] if "usage" in answer else answer["meta_info"])[name] = value
+def scored(at: int, *, token: int | None = None, logprob: Any = -1.0) -> Edit:
+    """Return an edit of the score of one token of the prompt, or of the token that was scored."""
 
-    return edit
+    def of_vllm(entries: list[Any]) -> list[Any]:
+        (own,) = entries[at] or {"0": None}
+        return [
+            *entries[:at],
+            {own if token is None else str(token): {"logprob": logprob, "rank": 1}},
+            *entries[at + 1 :],
+        ]
 
+    def of_sglang(entries: list[Any]) -> list[Any]:
+        return [*entries[:at], [logprob, entries[at][1] if token is None else token, None], *entries[at + 1 :]]
 
-def set_finish(reason: Any, stop: Any = None) -> Edit:
-    def edit(answer: Any) -> None:
-        if "choices" in answer:
-            answer["choices"][0] |= {"finish_reason": reason, "stop_reason": stop}
-        else:
-            found = {"type": reason, "matched": stop} if reason is not None else None
-            answer["meta_info"]["finish_reason"] = found
-
-    return edit
-
-
-def set_logprob_id(answer: Any) -> None:
-    if content(answer):
-        content(answer)[1]["token_id"] = 999
-    elif "choices" in answer:
-        answer["choices"][0]["logprobs"]["tokens"][1] = "token_id:999"
-    else:
-        answer["meta_info"]["output_token_logprobs"][1][1] = 999
+    return put("prompt", of_sglang, of_vllm)
 
 
-def set_echo(value: Any) -> Edit:
-    return lambda answer: holder(answer).update(prompt_token_ids=value)
-
-
-def set_ids(value: Any) -> Edit:
-    return lambda answer: choice(answer).update({"token_ids" if "choices" in answer else "output_ids": value})
-
-
-def no_echo(answer: Any) -> None:
-    del holder(answer)["prompt_token_ids"]
-
-
-def two_choices(answer: Any) -> Any:
-    if "choices" in answer:
-        answer["choices"] *= 2
-        return answer
-    return [answer, answer]
-
-
-def no_choice(answer: Any) -> Any:
-    if "choices" in answer:
-        answer["choices"] = []
-        return answer
-    return []
+def answers(count: int) -> Edit:
+    """Return an edit that leaves so many completions in an answer."""
+    return lambda answer: {**answer, "choices": answer["choices"] * count} if "choices" in answer else [answer] * count
 
 
 # What the core decides of any backend's answer is in test_validation.py; here is what each wire reads.
 PLANTED: dict[str, tuple[Edit, str]] = {
-    "echo edited": (set_echo([11, 12, 99, 14, 15]), "prompt id 13 at offset 2 .* 99"),
-    "echo missing": (set_echo(None), "did not echo"),
-    "echo absent": (no_echo, "did not echo"),
-    "logprobs missing": (no_logprobs, "no logprobs"),
-    "logprob None": (set_logprob(None), r"output token 1 \(id 22\)"),
-    "logprob NaN": (set_logprob(float("nan")), "NaN"),
-    "logprob -inf": (set_logprob(float("-inf")), "-Infinity"),
-    "logprob +inf": (set_logprob(float("inf")), "Infinity"),
-    "logprob text": (set_logprob("-1.0"), "Expected `float"),
-    "logprobs of another id": (set_logprob_id, r"id 22 .*offset 1\b.* 999"),
-    "id past int64": (set_ids([21, 2**70, 23, EOS]), "output id 1180591620717411303424 is not a token id"),
-    "id float": (set_ids([21, 22.0, 23, EOS]), "Expected `int`, got `float`"),
-    "id true": (set_ids([21, True, 23, EOS]), "Expected `int`, got `bool`"),
-    "prompt_tokens": (set_count("prompt_tokens", 6), "prompt_tokens=6.* 5"),
-    "completion_tokens": (set_count("completion_tokens", 3), "completion_tokens=3.* 4"),
-    "two answers": (two_choices, "one completion .* 2|Expected `object`, got `array`"),
-    "no answer": (no_choice, "one completion .* 0|Expected `object`, got `array`"),
-    "finish without a word": (set_finish(""), "reason ''"),
-    "no finish": (set_finish(None), "reason (None|'none')"),
-    "stop of another id": (set_finish("stop", 77), "stop token 77.* 2"),
+    "echo edited": (put("echo", [11, 12, 99, 14, 15]), "prompt id 13 at offset 2 .* 99"),
+    "echo missing": (put("echo", None), "did not echo"),
+    "echo absent": (put("echo", GONE), "did not echo"),
+    "logprobs missing": (put("logprobs", GONE, None), "no logprobs"),
+    "logprob None": (put("logprob", None), r"output token 1 \(id 22\)"),
+    "logprob NaN": (put("logprob", float("nan")), "NaN"),
+    "logprob -inf": (put("logprob", float("-inf")), "-Infinity"),
+    "logprob +inf": (put("logprob", float("inf")), "Infinity"),
+    "logprob text": (put("logprob", "-1.0"), "Expected `float"),
+    "logprobs of another id": (put("logprob id", 999, 999, "token_id:999"), r"id 22 .*offset 1\b.* 999"),
+    "id past int64": (put("ids", [21, 2**70, 23, EOS]), "output id 1180591620717411303424 is not a token id"),
+    "id float": (put("ids", [21, 22.0, 23, EOS]), "Expected `int`, got `float`"),
+    "id true": (put("ids", [21, True, 23, EOS]), "Expected `int`, got `bool`"),
+    "prompt_tokens": (put("prompt_tokens", 6), "prompt_tokens=6.* 5"),
+    "completion_tokens": (put("completion_tokens", 3), "completion_tokens=3.* 4"),
+    "two answers": (answers(2), "one completion .* 2|Expected `object`, got `array`"),
+    "no answer": (answers(0), "one completion .* 0|Expected `object`, got `array`"),
+    "finish without a word": (finish(""), "reason ''"),
+    "no finish": (finish(None), "reason (None|'none')"),
+    "stop of another id": (finish("stop", 77), "stop token 77.* 2"),
 }
 
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from backend.test_answer_laws import put, scored
 from support.backends import (
     PROMPT,
     VOCAB,
     WIRES,
     Kind,
-    choice,
     engine_name,
     engine_of,
     hash_policy,
@@ -134,110 +134,39 @@ def test_request_fields_of_optional_outputs(kind: Kind) -> None:
     assert body["priority"] == {"vllm": -3, "sglang": 3}[engine_name(kind)], "vLLM serves lower ones sooner"
 
 
-# Planted edits: each wire's place of a thing, under one name.
-
-
-def negative_top(answer: Any) -> None:
-    found, pairs = choice(answer), [(-3, -9.0), (-4, -9.0)]
-    if "meta_info" in answer:
-        answer["meta_info"]["output_top_logprobs"][1][2:] = [[logprob, token, None] for token, logprob in pairs]
-    elif "content" in found["logprobs"]:
-        found["logprobs"]["content"][1]["top_logprobs"][2:] = [{"token_id": t, "logprob": v} for t, v in pairs]
-    else:
-        found["logprobs"]["top_logprobs"][1] |= {f"token_id:{token}": logprob for token, logprob in pairs}
-
-
-def no_top(answer: Any) -> None:
-    found = choice(answer)
-    if "meta_info" in answer:
-        answer["meta_info"]["output_top_logprobs"].pop()
-    elif "content" in found["logprobs"]:
-        found["logprobs"]["content"][-1]["top_logprobs"] = []
-    else:
-        found["logprobs"]["top_logprobs"].pop()
-
-
-def unreadable_top(answer: Any) -> None:
-    found = choice(answer)
-    if "meta_info" in answer:
-        answer["meta_info"]["output_top_logprobs"] = "none"
-    elif "content" in found["logprobs"]:
-        found["logprobs"]["content"][1]["top_logprobs"] = "none"
-    else:
-        found["logprobs"]["top_logprobs"] = "none"
-
-
-def scored(answer: Any) -> Any:
-    """The list of prompt scores, and whose it is."""
-    if "meta_info" in answer:
-        return answer["meta_info"]["input_token_logprobs"]
-    return answer.get("prompt_logprobs") or choice(answer)["prompt_logprobs"]
-
-
-def prompt(at: int, token: int | None = None, logprob: Any = -1.0) -> Edit:
-    def edit(answer: Any) -> None:
-        entries = scored(answer)
-        if "meta_info" in answer:
-            entries[at] = [logprob, entries[at][1] if token is None else token, None]
-        else:
-            (own,) = entries[at]
-            entries[at] = {str(own if token is None else token): {"logprob": logprob, "rank": 1}}
-
-    return edit
-
-
-def without_prompt(answer: Any) -> None:
-    if "meta_info" in answer:
-        answer["meta_info"]["input_token_logprobs"] = []
-    else:
-        (answer if answer.get("prompt_logprobs") else choice(answer))["prompt_logprobs"] = None
-
-
-def holder(answer: Any) -> Any:
-    return answer["meta_info"] if "meta_info" in answer else choice(answer)
-
-
 def experts(change: Callable[[np.ndarray[Any, Any]], Any]) -> Edit:
     """Decode as the wire does, change the array, encode again; anything else stays as it is."""
 
-    def edit(answer: Any) -> None:
-        raw = base64.b64decode(holder(answer)["routed_experts"])
-        npy = "meta_info" not in answer
+    def changed(text: str, npy: bool = True) -> Any:
+        raw = base64.b64decode(text)
         array = np.load(io.BytesIO(raw)) if npy else np.frombuffer(raw, "<i4").reshape(-1, LAYERS, EXPERTS)
-        changed = change(array)
-        if isinstance(changed, np.ndarray):
-            stream = io.BytesIO()
-            np.save(stream, changed)
-            raw = stream.getvalue() if npy else changed.astype("<i4").tobytes()
-            changed = base64.b64encode(raw).decode()
-        holder(answer)["routed_experts"] = changed
+        found = change(array)
+        if not isinstance(found, np.ndarray):
+            return found
+        np.save(stream := io.BytesIO(), found)
+        return base64.b64encode(stream.getvalue() if npy else found.astype("<i4").tobytes()).decode()
 
-    return edit
-
-
-def mask(change: Callable[[list[list[int]]], Any]) -> Edit:
-    def edit(answer: Any) -> None:
-        name = "output_token_sampling_mask" if "meta_info" in answer else "sampling_mask"
-        holder(answer)[name] = change(holder(answer)[name])
-
-    return edit
+    return put("experts", lambda text: changed(text, npy=False), changed)
 
 
 # What the core decides of any backend's columns is in test_column_validation.py; here is what each wire reads.
 PLANTED: dict[str, tuple[Edit, str]] = {
-    "top of fewer tokens": (no_top, "Law 2: .*top_logprobs .*"),
-    "top unreadable": (unreadable_top, "Law 2: top_logprobs cannot be read|Expected `array"),
-    "top id negative": (negative_top, r"token id ('token_id:)?-3"),
-    "prompt logprobs missing": (without_prompt, "no prompt_logprobs"),
-    "prompt id edited": (prompt(2, token=99), "prompt id 13 at offset 2 .* 99"),
-    "prompt logprob None": (prompt(2, logprob=None), "prompt token 2 |Expected `float"),
+    "top of fewer tokens": (put("top", []), "Law 2: .*top_logprobs .*"),
+    "top unreadable": (put("top", "none"), "Law 2: top_logprobs cannot be read|Expected `array"),
+    "top id negative": (
+        put("top id", [-9.0, -3, None], {"token_id": -3, "logprob": -9.0}, -9.0),
+        r"token id ('token_id:)?-3",
+    ),
+    "prompt logprobs missing": (put("prompt", [], None), "no prompt_logprobs"),
+    "prompt id edited": (scored(2, token=99), "prompt id 13 at offset 2 .* 99"),
+    "prompt logprob None": (scored(2, logprob=None), "prompt token 2 |Expected `float"),
     "experts missing": (experts(lambda array: None), "Law 4: .*no routed_experts"),
     "experts short": (experts(lambda array: array[:-1]), "Law 2: routed_experts have 11 rows, expected 12"),
     "experts no base64": (experts(lambda array: "no base64!"), "routed_experts cannot be read"),
     "experts cut": (experts(lambda array: base64.b64encode(b"\x93NUMPY\x01\x00v\x00{").decode()), "cannot be read"),
     "experts half a number": (experts(lambda array: base64.b64encode(b"abcde").decode()), "cannot be read"),
-    "mask short": (mask(lambda rows: rows[:-1]), "Law 2: .*8 output ids, but sampling_mask of 7 tokens"),
-    "mask missing": (mask(lambda rows: None), "no sampling_mask"),
+    "mask short": (put("mask", lambda rows: rows[:-1]), "Law 2: .*8 output ids, but sampling_mask of 7 tokens"),
+    "mask missing": (put("mask", lambda rows: None), "no sampling_mask"),
 }
 
 

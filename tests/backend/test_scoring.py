@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from backend.test_answer_laws import put, scored
 from support.backends import (
     EOS,
     KINDS,
@@ -49,43 +50,15 @@ def test_scores_are_the_policys_own(kind: Kind, ids: list[int]) -> None:
     assert scores[1:].tolist() == own
 
 
-def scored(answer: Any) -> list[Any]:
-    """Each wire's list of prompt scores."""
-    if "choices" in answer:
-        return answer["choices"][0]["prompt_logprobs"]
-    return answer["meta_info"]["input_token_logprobs"]
-
-
-def change(at: int, *, token: int | None = None, logprob: Any = -1.0) -> Edit:
-    def edit(answer: Any) -> None:
-        entries = scored(answer)
-        if "choices" in answer:
-            (own,) = entries[at] or {"0": None}
-            entries[at] = {str(own if token is None else token): {"logprob": logprob, "rank": 1}}
-        else:
-            entries[at] = [logprob, entries[at][1] if token is None else token, None]
-
-    return edit
-
-
-def nothing(answer: Any) -> None:
-    if "choices" in answer:
-        answer["choices"][0]["prompt_logprobs"] = None
-    else:
-        answer["meta_info"]["input_token_logprobs"] = None
-
-
-def null_at_two(answer: Any) -> None:
-    entries = scored(answer)
-    entries[2] = None if "choices" in answer else [None, entries[2][1], None]
-
-
 PLANTED: dict[str, tuple[Edit, str]] = {
-    "another id": (change(2, token=99), "id 13 at offset 2 .*scored 99"),
-    "none": (nothing, "the server scored 0"),
-    "null inside": (null_at_two, "(id 13|scored id 13).*None"),
-    "first has one": (change(0, token=11), "id 11 at offset 0 .*-1.0"),
-    "NaN": (change(2, logprob=float("nan")), "NaN"),
+    "another id": (scored(2, token=99), "id 13 at offset 2 .*scored 99"),
+    "none": (put("prompt", None), "the server scored 0"),
+    "null inside": (
+        put("prompt", lambda old: [*old[:2], [None, 13, None], *old[3:]], lambda old: [*old[:2], None, *old[3:]]),
+        "(id 13|scored id 13).*None",
+    ),
+    "first has one": (scored(0, token=11), "id 11 at offset 0 .*-1.0"),
+    "NaN": (scored(2, logprob=float("nan")), "NaN"),
 }
 
 
