@@ -230,12 +230,6 @@ async def test_keys_that_json_converts_to_strings_are_allowed_in_results() -> No
     assert len(model.ledger) == 1
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """List the paths to all parts of a value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, item in items for place in places(item, (*path, key)))]
-
-
 class Shape(BaseModel):
     at: str
 

@@ -72,10 +72,6 @@ class Address:
         """Nothing is open."""
 
 
-async def _at_once(seconds: float) -> None:
-    await asyncio.sleep(0)
-
-
 def connected(kind: str, **options: Any) -> tuple[Policy, Address]:
     address = Address(kind, **options)
     backend = BACKENDS[kind]("http://scripted", **instant({"http_transport": lambda: address}))
