@@ -208,36 +208,24 @@ def test_a_backends_option_is_not_a_rollouts(name: str) -> None:
 CONNECT: dict[str, Any] = {"backend": "vllm", "base_url": "http://127.0.0.1:9", "tokenizer": "none"}
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("max_tokens", "sampling={'max_new_tokens': ...}"),
-        ("max_completion_tokens", "sampling={'max_new_tokens': ...}"),
-        ("max_length", "sampling={'max_new_tokens': ...}"),
-        ("max_new_tokens", "sampling={'max_new_tokens': ...}"),
-        ("temperature", "sampling={'temperature': ...}"),
-        ("seed", "sampling={'seed': ...}"),
-        ("stop", "sampling={'stop': ...}"),
-        ("stop_token_ids", "sampling={'stop_token_ids': ...}"),
-        ("min_new_tokens", "sampling={'min_new_tokens': ...}"),
-        ("min_tokens", "sampling={'min_new_tokens': ...}"),
-        ("sampling_seed", "sampling={'seed': ...}"),
-        ("stop_sequences", "sampling={'stop': ...}"),
-        ("eos_token_id", "sampling={'stop_token_ids': ...}"),
-        ("do_sample", "sampling={'temperature': ...}"),
-        ("json_schema", "sampling={'grammar': ...}"),
-        ("guided_json", "sampling={'grammar': ...}"),
-        ("response_format", "sampling={'grammar': ...}"),
-        ("logit_bias", "sampling={'extra': {'logit_bias': ...}}"),
-        ("top_logprobs", "optional_outputs={'top_logprobs': ...}"),
-        ("top_logprobs_num", "optional_outputs={'top_logprobs': ...}"),
-        ("prompt_logprobs", "optional_outputs={'prompt_logprobs': ...}"),
-        ("return_routed_experts", "optional_outputs={'routed_experts': ...}"),
-        ("logprobs", "is always on"),
-        ("n", "for n samples, run n rollouts"),
-        ("num_return_sequences", "for n samples, run n rollouts"),
-    ],
-)
+BELONGS = {
+    "sampling={'max_new_tokens': ...}": "max_tokens max_completion_tokens max_length max_new_tokens",
+    "sampling={'temperature': ...}": "temperature do_sample",
+    "sampling={'seed': ...}": "seed sampling_seed",
+    "sampling={'stop': ...}": "stop stop_sequences",
+    "sampling={'stop_token_ids': ...}": "stop_token_ids eos_token_id",
+    "sampling={'min_new_tokens': ...}": "min_new_tokens min_tokens",
+    "sampling={'grammar': ...}": "json_schema guided_json response_format",
+    "sampling={'extra': {'logit_bias': ...}}": "logit_bias",
+    "optional_outputs={'top_logprobs': ...}": "top_logprobs top_logprobs_num",
+    "optional_outputs={'prompt_logprobs': ...}": "prompt_logprobs",
+    "optional_outputs={'routed_experts': ...}": "return_routed_experts",
+    "is always on": "logprobs",
+    "for n samples, run n rollouts": "n num_return_sequences",
+}
+
+
+@pytest.mark.parametrize(("name", "hint"), [(name, hint) for hint in BELONGS for name in BELONGS[hint].split()])
 def test_a_sampling_field_of_any_library_says_where_it_belongs(name: str, hint: str) -> None:
     policy, given = policy_of("vllm"), {name: 1}
     for take in (
