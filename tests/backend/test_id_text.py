@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from support.backends import PROMPT, WIRES, Kind, Waits, backend_of, bodies, engine_of, request_of
 from tito_conformance.testing import UNAVAILABLE, ScriptedServer
 from tito_core.backend import BadRequestError
-from tito_core.backend.generate import generate, score
+from tito_core.backend.generate import generate
 from tito_core.backend.id_text import PIECE_BYTES, SAME_ECHO, IdText, in_pieces
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
@@ -78,18 +77,6 @@ async def test_a_prompt_in_pieces_arrives_whole_also_on_a_retry(kind: Kind) -> N
     long = [body for body in bodies(engine) if len(str(body)) > 10_000]
     names = {"sglang": "input_ids", "vllm": "token_ids", "vllm-completions": "prompt"}
     assert [body[names[kind]] for body in long] == [prompt] * 2, "once refused, once taken"
-
-
-async def test_scoring_a_long_sequence_does_not_block_the_loop() -> None:
-    """aiohttp warns of a body of more than a mebibyte in one piece."""
-    engine, length = engine_of("vllm", max_model_len=10**6), 270_000  # of four bytes each
-    async with ScriptedServer(engine) as server:
-        backend = type(backend_of(engine))(server.base_url, sleep=Waits())
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", ResourceWarning)
-            scored = await score(backend, [100 + n % 900 for n in range(length)])
-        await backend.aclose()
-    assert len(scored) == length
 
 
 @settings(max_examples=40)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
+from support.backends import WIRES, Kind, backend_of, bodies, engine_name, engine_of, in_process_backend, request_of
 from tito_conformance.testing import Completion
 from tito_core.backend import Grammar, SamplingParams
 from tito_core.backend.generate import generate
@@ -50,7 +50,7 @@ def sent(kind: Kind, sampling: dict[str, Any]) -> dict[str, Any]:
     engine = engine_of(
         kind, lambda request: Completion(completion.output_ids[: request.max_new_tokens], finish="length")
     )
-    backend = backend_of(engine)
+    backend = in_process_backend(engine)
 
     async def run() -> None:
         await generate(backend, request_of(**sampling))

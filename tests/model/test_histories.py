@@ -235,6 +235,8 @@ async def test_a_sub_agent_as_a_tool_on_the_same_model_is_a_separate_root(keeps:
 async def test_trajectory_raises_with_several_and_lists_them() -> None:
     rollout = observe("sglang", "One.", "Two.", "Three.")
     agent = rollout.agent()
+    with pytest.raises(LookupError, match="no turn yet"):
+        _ = rollout.model.trajectory
     await agent.invoke_async("First?")
     assert rollout.model.trajectory.turns == (0,)
     agent.messages[0] = user("First, edited?")
