@@ -311,3 +311,17 @@ async def test_the_ledger_that_a_key_names_may_be_the_current_one(
         record = recording_of(store)
         await record.begin(TurnInput([], model_state={"tito": {"ledger": record.ledger.uuid, "turn": 0}}))
     assert caplog.records == []
+
+
+async def test_call_ids_of_a_failed_turn_are_reused() -> None:
+    ledgers = []
+    for lose in (False, True):
+        model = model_of("vllm", Says(call("add", "{}")), ledger=Ledger("00000000-0000-4000-8000-000000000000"))
+        if lose:
+            lost = model.stream(HELLO)
+            await anext(lost)
+            await lost.aclose()
+        async for _ in model.stream(HELLO):
+            pass
+        ledgers.append(store.encode(model.ledger, engine=False))
+    assert ledgers[0] == ledgers[1]
