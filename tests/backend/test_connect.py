@@ -1,4 +1,4 @@
-"""Connecting: addresses, models and wrong servers; each error says what to do."""
+"""Connecting: addresses, sockets, models and wrong servers; and how few round trips it takes."""
 
 from __future__ import annotations
 

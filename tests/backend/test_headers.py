@@ -1,4 +1,4 @@
-"""The bytes of each request on a real socket: each header once, and the whole body."""
+"""The bytes of each request on a real socket, the errors of answers, and the events of streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every recorded answer of a real server becomes a typed result or an expected typed error."""
+"""Every recorded answer of a real server becomes a typed result, with its columns and images, or a typed error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples: what a ledger commits, what it refuses, and what stays unchanged."""
+"""Examples: what a ledger commits, what it refuses, what stays unchanged, and values at the edge."""
 
 from __future__ import annotations
 

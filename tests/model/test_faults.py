@@ -1,4 +1,4 @@
-"""A failed turn leaves no trace in the ledger or on the engine (law 5)."""
+"""A failed turn leaves no trace in the ledger, in the store or on the engine (law 5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`history="error"`: an agent's own change raises before anything is sent; calls of others do not."""
+"""Histories that change, begin elsewhere or are shared: each is exact, a linked branch, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns that the engine aborts: resumed as one turn, an error, or a truncated turn."""
+"""Turns that the engine aborts, bounds of tokens, ids that a server refuses, and how often the prompt is echoed."""
 
 from __future__ import annotations
 
