@@ -26,7 +26,7 @@ from tito_core.backend.images import (
     media_ids_of,
 )
 from tito_core.backend.protocol import RawResponse, TokenRequest
-from tito_core.backend.resume import continuing, generate_resuming
+from tito_core.backend.resume import generate_resuming
 from tito_core.backend.validation import validated
 from tito_core.ledger import Image
 
@@ -267,20 +267,6 @@ async def test_a_resumed_generation_that_sampled_a_placeholder_starts_again() ->
     response = await generate_resuming(engine, request)
     assert [len(each.input_ids) for each in engine.requests] == [2, 2, 2]
     assert response.output_ids.tolist() == [*engine.tokenizer.encode("a"), engine.end]
-
-
-async def test_only_a_response_with_tokens_tells_lengths() -> None:
-    request = request_of([5, PAD])
-    aborted = await _aborted(request)
-    assert continuing(request, [aborted], 1).images is request.images
-
-
-async def _aborted(request: TokenRequest) -> Any:
-    return validated(
-        RawResponse(response_id="r", finish="abort", output_ids=[], logprobs=[], completion_tokens=0),
-        sendable(request, INFO, backend="t"),
-        INFO,
-    )
 
 
 def test_a_ledgers_placeholders_are_those_of_its_certificate_and_of_its_images() -> None:
