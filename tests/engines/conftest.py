@@ -23,9 +23,20 @@ def fake(cache: Path) -> EngineSpec:
     return FAKE
 
 
+@pytest.fixture(scope="session")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of environments in which the fake engine is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TITO_CACHE_DIR", str(tmp_path_factory.mktemp("installed")))
+        return ensure(FAKE).root.parent
+
+
 @pytest.fixture
-def fake_env(fake: EngineSpec) -> EngineEnv:
-    return ensure(fake)
+def fake_env(environments: Path, cache: Path) -> EngineEnv:
+    """The fake engine, installed in the test's own cache."""
+    cache.mkdir()
+    (cache / environments.name).symlink_to(environments)
+    return ensure(FAKE)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from support.fake_engine import FAKE, processes_of
-from tito_engines import EngineError, EngineSpec, cli
+from tito_engines import EngineEnv, EngineError, EngineSpec, cli
 from tito_engines import process as state
 from tito_engines.cli import app
 
@@ -32,19 +32,36 @@ def tito(*words: str | Path) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def test_the_life_of_a_server(model: Path, cache: Path) -> None:
+DIFFERENT = [
+    (["--arg=--x"], "with --arg=--y and not --arg=--x"),
+    (["--dev-mode"], "with no --dev-mode"),
+    (["--port", "9"], "and not 9"),
+    (["--arg=--x", "--dev-mode"], "no --dev-mode and --arg=--y and not --arg=--x"),
+    (["--model", "{other}"], "--model tiny-model and not "),
+]
+
+
+def test_the_life_of_a_server(model: Path, cache: Path, tmp_path: Path) -> None:
     assert "not running; Fake 1.0 is not installed" in tito("status").output
     assert tito("status", "fake").exit_code == 1
 
-    started = tito("start", "fake", "--model", model)
+    started = tito("start", "fake", "--model", model, "--arg=--y")
     assert started.exit_code == 0
     url = started.stdout.strip()
     line = f'TITOModel(backend="fake", base_url="{url}", tokenizer="{model}")'
     assert line in started.stderr
     assert line in tito("status").stdout
     assert httpx.get(url + "/health").status_code == 200
-    again = tito("start", "fake", "--model", model)
-    assert (again.exit_code, again.stdout.strip()) == (0, url)
+    for options in ([], ["--arg=--y"]):
+        again = tito("start", "fake", "--model", model, *options)
+        assert (again.exit_code, again.stdout.strip()) == (0, url)
+    (tmp_path / "other").mkdir()
+    for options, said in DIFFERENT:
+        words = [word.replace("{other}", str(tmp_path / "other")) for word in options]
+        other = tito("start", "fake", "--model", model, *words)
+        assert (other.exit_code, said in other.output.replace("\n", " ")) == (1, True), other.output
+    assert f"tiny-model at {url}" in other.output
+    assert "`tito engine stop fake`" in other.output
     assert f"fake: running tiny-model at {url}" in tito("status", "fake").output
     assert "serving tiny-model" in tito("logs", "fake").output
 
@@ -55,37 +72,10 @@ def test_the_life_of_a_server(model: Path, cache: Path) -> None:
     assert "serving tiny-model" in tito("logs", "fake", "-n", "5").output
 
 
-def test_another_model_is_not_put_in_the_place_of_a_running_one(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    tito("start", "fake", "--model", model)
-    second = tito("start", "fake", "--model", tmp_path / "other")
-    tito("stop", "fake")
-    assert second.exit_code == 1
-    assert "tiny-model at http://127.0.0.1:" in second.output
-    assert "`tito engine stop fake`" in second.output
-    assert "--model tiny-model and not " in second.output
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--arg=--x"], "with --arg=--y and not --arg=--x"),
-        (["--dev-mode"], "with no --dev-mode"),
-        (["--port", "9"], "and not 9"),
-        (["--arg=--x", "--dev-mode"], "no --dev-mode and --arg=--y and not --arg=--x"),
-    ],
-)
-def test_options_that_a_running_server_does_not_have_are_named(model: Path, options: list[str], said: str) -> None:
-    started = tito("start", "fake", "--model", model, "--arg=--y")
-    other = tito("start", "fake", "--model", model, *options)
-    same = [tito("start", "fake", "--model", model, *each) for each in ([], ["--arg=--y"])]
-    tito("stop", "fake")
-    assert (other.exit_code, said in other.output.replace("\n", " ")) == (1, True), other.output
-    assert [(each.exit_code, each.stdout) for each in same] == [(0, started.stdout)] * 2
-
-
 @pytest.mark.parametrize("victim", ["server", "supervisor"])
-def test_a_killed_server_says_that_it_was_killed_and_where_its_log_is(victim: str, model: Path) -> None:
+def test_a_killed_server_says_that_it_was_killed_and_where_its_log_is(
+    fake_env: EngineEnv, victim: str, model: Path, cache: Path
+) -> None:
     tito("start", "fake", "--model", model)
     engine = state.load("fake")
     assert engine is not None
@@ -100,10 +90,11 @@ def test_a_killed_server_says_that_it_was_killed_and_where_its_log_is(victim: st
         assert str(engine.log) in shown.output
         assert ("ended by itself, with signal 9" in shown.output) == (victim == "server")
     assert "crashed or was killed" in tito("stop", "fake").output
+    assert processes_of(cache) == []
     assert "crashed" not in tito("status", "fake").output
 
 
-def test_logs_are_followed_until_the_server_ends(model: Path) -> None:
+def test_logs_are_followed_until_the_server_ends(fake_env: EngineEnv, model: Path) -> None:
     tito("start", "fake", "--model", model)
     engine = state.load("fake")
     assert engine is not None
@@ -139,7 +130,9 @@ def test_installing_says_where(cache: Path) -> None:
         (["start", "fake", "--model", "{model}", "--arg=--fail", "--arg=no luck"], ("Error: fake ", "no luck")),
     ],
 )
-def test_an_error_is_a_message_and_an_exit_status(model: Path, words: list[str], values: tuple[str, ...]) -> None:
+def test_an_error_is_a_message_and_an_exit_status(
+    fake_env: EngineEnv, model: Path, words: list[str], values: tuple[str, ...]
+) -> None:
     failed = tito(*[word.replace("{model}", str(model)) for word in words])
     assert failed.exit_code == 1
     assert [value for value in values if value not in failed.output.replace("\n", " ")] == []

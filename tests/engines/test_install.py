@@ -30,7 +30,7 @@ from tito_engines.cache import MANIFEST
 from tito_engines.install import environment_dir
 
 
-def test_the_first_call_installs_and_later_ones_find_it(fake: EngineSpec) -> None:
+def test_the_first_call_installs_and_later_ones_find_it_or_make_it_anew(fake: EngineSpec) -> None:
     reported: list[str] = []
     first = ensure(fake, progress=lambda text, fraction=None: reported.append(text))
     stamp = (first.root / MANIFEST).stat().st_mtime_ns
@@ -41,19 +41,12 @@ def test_the_first_call_installs_and_later_ones_find_it(fake: EngineSpec) -> Non
                           check=True).stdout.strip() == str(first.root)  # fmt: skip
     assert any("installed in" in line for line in reported)
 
-
-def test_an_environment_without_its_manifest_is_made_anew(fake: EngineSpec) -> None:
-    root = ensure(fake).root
-    (root / MANIFEST).unlink()
-    (root / "half").write_text("done")
-    assert ensure(fake).root == root
-    assert not (root / "half").exists()
-    assert json.loads((root / MANIFEST).read_text())["engine"] == "Fake 1.0"
-
-
-def test_an_environment_whose_python_is_gone_is_made_anew(fake: EngineSpec) -> None:
-    root = ensure(fake).root
-    (root / "bin" / "python").unlink()
+    (first.root / MANIFEST).unlink()
+    (first.root / "half").write_text("done")
+    assert ensure(fake).root == first.root
+    assert not (first.root / "half").exists()
+    assert json.loads((first.root / MANIFEST).read_text())["engine"] == "Fake 1.0"
+    first.python.unlink()
     assert ensure(fake).python.exists()
 
 
