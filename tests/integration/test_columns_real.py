@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.inspect.verify import rescore
 from support.keeping import ON_SGLANG
 from support.real import Served, serve
 from support.reference import reference
@@ -256,16 +255,3 @@ async def test_vllms_openai_endpoint_returns_the_same(kind: str) -> None:
             top = turn.draft.extras["top_logprobs"].values
             rows = computed[turn.path_length - turn.draft.columns.output - 1 : turn.path_length - 1]
             assert np.abs(np.sort(rows, 1)[:, :-21:-1] - top).max() <= NATS
-
-
-@pytest.mark.long  # the suite compares penalties on both engines, too
-@pytest.mark.parametrize("mode", [*MODES, "vllm", "sglang"])
-async def test_logprobs_under_penalties_are_those_of_a_score_or_said_to_be_others(mode: str) -> None:
-    kind, options, _ = MODES.get(mode, (mode, {}, None))
-    bias = {"logit_bias": {str(token): -4.0 for token in range(200, 400)}}
-    with serve(kind, "smollm2", **options) as served:
-        for sampling in ({"presence_penalty": 1.5}, {"repetition_penalty": 1.4}, {"extra": bias}):
-            model = await talk(served, {"temperature": 1.0, "max_new_tokens": 40, **sampling}, {})
-            found = await rescore(model.ledger, served.policy.backend)
-            assert found.not_comparable or found.quantile(1) < NATS, sampling
-            assert bool(found.not_comparable) is (mode != "vllm"), sampling

@@ -20,7 +20,6 @@ import verl
 from hydra.errors import InstantiationException
 from hypothesis import given, settings
 from omegaconf import OmegaConf
-from ray.exceptions import ActorDiedError, RayTaskError
 from strands import Agent
 from strands.hooks import AfterInvocationEvent
 from transformers import BatchFeature
@@ -203,25 +202,6 @@ def a_validation_is_sampled_as_it_likes() -> None:
     worker.rollout_config["top_p"] = 0.7
     with pytest.raises(LogprobMismatchError, match="verl compares"):
         batch_of(worker, 1)
-
-
-def what_verls_client_raises_is_an_engines_error() -> None:
-    """Ray's errors are not ours; as the agent's own error the rollout would be trained."""
-    errors = (ActorDiedError(), RayTaskError("generate", "traceback", RuntimeError("CUDA")), TimeoutError())
-    for error in (*errors, RuntimeError("engine core died")):
-        worker, servers = worker_of("make_agent")
-        good = servers.generate
-
-        async def generate(*args: Any, error: Any = error, good: Any = good, **more: Any) -> Any:
-            if "425" in tokenizer().decode(more["prompt_ids"]):
-                raise error
-            return await good(*args, **more)
-
-        servers.generate = generate  # type: ignore[method-assign]
-        found = batch_of(worker, 2)
-        assert list(found.non_tensor_batch["termination"]) == ["engine_error"] * 2, error
-        assert not found.batch["response_mask"].any()
-        assert not found.batch["rm_scores"].any()
 
 
 def a_whole_group_keeps_its_rewards() -> None:
@@ -577,7 +557,6 @@ if __name__ == "__main__":
     what_ends_early_or_is_too_long_keeps_its_shape()
     what_verl_cannot_take_is_refused()
     a_validation_is_sampled_as_it_likes()
-    what_verls_client_raises_is_an_engines_error()
     a_whole_group_keeps_its_rewards()
     the_v1_trainer_takes_every_path_with_its_own_rewards()
     rewards_of_another_agent_are_refused_where_grpo_would_ignore_them()
