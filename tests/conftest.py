@@ -91,3 +91,13 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
         return await (backend.generate(request) if on_chunk is None else backend.generate(request, on_chunk))
 
     monkeypatch.setattr("tito_core.backend.resume.generate", generate)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with SmolLM2's tokenizer."""
+    from support.scripted import tokenizer  # imports transformers, which few tests of a folder may need
+
+    path = tmp_path_factory.mktemp("of") / "tokenizer"
+    tokenizer().save_pretrained(path)
+    return str(path)

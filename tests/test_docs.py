@@ -59,13 +59,6 @@ def at_server(code: str, url: str, folder: str) -> str:
     return re.sub(r"http://localhost:\d+", url, code).replace("Qwen/Qwen3-4B", folder)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("of") / "tokenizer"
-    tokenizer().save_pretrained(path)
-    return str(path)
-
-
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_the_readmes_example_and_columns_run_on_both_backends(
     kind: str, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

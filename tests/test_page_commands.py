@@ -9,16 +9,14 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pydoc import locate
-from typing import Any
 
 import pytest
-import typer
 from strands import Agent
-from typer.testing import CliRunner
 
-from strands_tito import TITOModel, cli
+from strands_tito import TITOModel
 from strands_tito.collect.folder import RolloutFolder
 from strands_tito.collect.rollout import Rollout, RolloutResult, Task
+from support import typed
 from support.pages import PAGES, ROOT, TEXT, blocks
 from support.scripted import Says, call, engine_of, tokenizer
 from tito_conformance.testing import ScriptedServer
@@ -26,13 +24,6 @@ from tito_core import store
 from tito_core.termination import Termination
 
 ANSWERS = (call("multiply", '{"a": 25, "b": 17}'), "It is 425.")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("of") / "tokenizer"
-    tokenizer().save_pretrained(path)
-    return str(path)
 
 
 def commands(page: Path) -> Iterator[list[str]]:
@@ -78,16 +69,15 @@ def test_every_tito_command_runs_or_has_valid_options(
     words: list[str], made: Path, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(made)
-    cli.add_commands()
     arguments = [word.replace("Qwen/Qwen3-4B", folder) for word in words[1:]]
     arguments = [
         "1" if before == "--rollout" else word for before, word in zip(["", *arguments], arguments, strict=False)
     ]
     if (arguments[0] in RUN or "--html" in arguments) and "--base-url" not in arguments:
-        result = CliRunner().invoke(cli.app, arguments)
+        result = typed.tito(*arguments)
         assert result.exit_code == 0, result.output
         return
-    command: Any = typer.main.get_command(cli.app)
+    command = typed.command()
     context = command.make_context("tito", arguments)
     while hasattr(command, "commands"):
         name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
@@ -138,12 +128,11 @@ def test_every_other_command_names_what_exists(page: Path, words: list[str]) -> 
     assert CHECKS[words[0]](words), words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
-def test_what_the_text_calls_a_command_exists(page: Path) -> None:
+def test_what_the_text_calls_a_command_exists() -> None:
     """Such as `make trainers` or `python benchmarks/turn_cost.py` in a sentence."""
-    cli.add_commands()
-    ours = {*typer.main.get_command(cli.app).commands}  # type: ignore[attr-defined]
-    for command in re.findall(r"`((?:[A-Z_]+=\S+ )*(?:make|python|tito) [^`]+)`", TEXT[page]):
+    ours = {*typed.command().commands}
+    named = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:make|python|tito) [^`]+)`")
+    for command in (each for page in PAGES for each in named.findall(TEXT[page])):
         words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=.*", word)]
         if words[0] == "make":
             assert of_make(words), command

@@ -26,7 +26,7 @@ from strands import Agent
 import tito_engines as engines
 from strands_tito import TITOModel, cli, errors
 from support.pages import PAGES, ROOT, TEXT, blocks
-from support.scripted import Says, call, engine_of, tokenizer
+from support.scripted import Says, call, engine_of
 from tito_conformance.testing import ScriptedServer
 from tito_core import store
 from tito_core.backend.errors import BadRequestError, ServerError
@@ -41,13 +41,6 @@ ELSEWHERE = {
     "docs/tools.md", "docs/trainers.md", "docs/training.md",
 }  # fmt: skip
 """Pages whose snippets another test runs. `test_no_page_is_forgotten` checks that the test names the page."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("of") / "tokenizer"
-    tokenizer().save_pretrained(path)
-    return str(path)
 
 
 # Snippets

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from strands_tito import cli
 from strands_tito.collect import (
     AgentError,
     CollectError,
@@ -33,20 +31,15 @@ from support.collect_command import (
     expect_collected,
     nursery,
     served,
-    tokenizer_folder,
     wait_for,
     written,
 )
 from support.made_up import made_up_result
+from support.typed import tito
 from tito_conformance.testing import Fault, ScriptedRequest
 from tito_core.store import SchemaError
 
 WANTED = {(f"line-{line}", sample) for line in range(1, 6) for sample in range(3)}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tokenizer_folder(tmp_path_factory.mktemp("of"))
 
 
 @pytest.fixture(scope="module")
@@ -63,28 +56,27 @@ def tasks(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run in this process, in the folder of the agents."""
     monkeypatch.chdir(HERE)
     monkeypatch.setenv("COLUMNS", "200")
-    return CliRunner()
 
 
 @pytest.mark.parametrize(("kind", "agent"), [("vllm", "run"), ("sglang", "factory")])
 def test_it_collects_and_a_second_time_has_nothing_to_do(
-    kind: str, agent: str, tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+    kind: str, agent: str, tasks: Path, folder: str, tmp_path: Path, here: None
 ) -> None:
     out = tmp_path / "out"
     more = ("-n", "3", "--concurrency", "4", "--agent", f"collect_agents:{agent}", "--sampling", "temperature=0.5")
     with served(kind) as server:
         argv = command(kind, server, folder, tasks, out, *more)
-        first = here.invoke(cli.app, argv)
+        first = tito(*argv)
         assert first.exit_code == 0, first.output
         assert first.stderr.startswith("reading the tasks and the agent\n")
         assert "measuring the semantics" in first.stderr
         turns = expect_collected(out, server, WANTED)
         connecting = len(server.engine.requests)
-        again = here.invoke(cli.app, argv)
+        again = tito(*argv)
         assert again.exit_code == 0, again.output
         assert len(server.engine.requests) - connecting < 8, "only what is asked at connect"
     assert "15 of 15 rollouts are finished.\nThis run: 15 in " in first.stderr
@@ -98,9 +90,7 @@ def test_it_collects_and_a_second_time_has_nothing_to_do(
     }
 
 
-def test_any_option_of_a_rollout_or_policy_can_be_given(
-    tasks: Path, folder: str, tmp_path: Path, here: CliRunner
-) -> None:
+def test_any_option_of_a_rollout_or_policy_can_be_given(tasks: Path, folder: str, tmp_path: Path, here: None) -> None:
     options = [
         "thinking=as-template",
         'optional_outputs={"top_logprobs":2}',
@@ -109,9 +99,9 @@ def test_any_option_of_a_rollout_or_policy_can_be_given(
     ]
     more = [part for option in options for part in ("--option", option)]
     with served("vllm") as server:
-        done = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", *more))
+        done = tito(*command("vllm", server, folder, tasks, tmp_path / "out", *more))
         assert done.exit_code == 0, done.output
-        other = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", *more[:-4]))
+        other = tito(*command("vllm", server, folder, tasks, tmp_path / "out", *more[:-4]))
     assert isinstance(other.exception, FolderError), "the collection has other options"
     assert {turn.draft.extras["top_ids"].shape[1] for ledger in collected(tmp_path / "out") for turn in ledger} == {2}
     assert json.loads((tmp_path / "out" / "collection.json").read_text())["about"]["options"] == {
@@ -147,10 +137,10 @@ def test_any_option_of_a_rollout_or_policy_can_be_given(
     ],
 )
 def test_a_wrong_option_is_refused_before_the_server_is_asked(
-    words: list[str], said: list[str], tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+    words: list[str], said: list[str], tasks: Path, folder: str, tmp_path: Path, here: None
 ) -> None:
     with served("vllm") as server:
-        found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", *words))
+        found = tito(*command("vllm", server, folder, tasks, tmp_path / "out", *words))
         assert not server.engine.requests
     assert found.exit_code == 2
     shown = " ".join(found.output.replace("│", " ").split())
@@ -158,10 +148,7 @@ def test_a_wrong_option_is_refused_before_the_server_is_asked(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("number", "exit_status", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)])
-def test_ctrl_c_ends_it_cleanly_with_what_is_done(
-    number: int, exit_status: int, workers: int, tasks: Path, folder: str, tmp_path: Path, forks: Nursery
-) -> None:
+def test_a_signal_ends_it_cleanly_with_what_is_done(tasks: Path, folder: str, tmp_path: Path, forks: Nursery) -> None:
     out, log, held = tmp_path / "out", tmp_path / "log", [True]
 
     def fault(number: int, request: ScriptedRequest) -> Fault | None:
@@ -169,10 +156,10 @@ def test_ctrl_c_ends_it_cleanly_with_what_is_done(
 
     with served("sglang", fault=fault) as server:
         argv = command("sglang", server, folder, tasks, out, "-n", "3", "--concurrency", "2")
-        pid = forks.start([*argv, "--workers", str(workers)], log)
+        pid = forks.start([*argv, "--workers", "2"], log)
         wait_for(out, 4)
-        os.kill(pid, number)
-        assert forks.wait(pid) == exit_status, log.read_text()
+        os.kill(pid, signal.SIGTERM)
+        assert forks.wait(pid) == 143, log.read_text()
         held.clear()
         had = written(out)
         text = log.read_text()
@@ -202,14 +189,14 @@ def test_agents_that_do_not_end_cannot_hold_it_up(
 
 
 def test_engine_failures_are_counted_and_set_the_exit_status(
-    tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+    tasks: Path, folder: str, tmp_path: Path, here: None
 ) -> None:
     out = tmp_path / "out"
     with served("vllm", fault=lambda number, request: Fault(status=400) if request.max_new_tokens == 17 else None) as (
         server
     ):
         argv = command("vllm", server, folder, tasks, out, "-n", "2", "--sampling", "max_new_tokens=17")
-        found = here.invoke(cli.app, [*argv, "--max-failures", "40"])
+        found = tito(*argv, "--max-failures", "40")
     assert found.exit_code == 1, found.output
     assert "0 of 10 rollouts are finished." in found.stderr
     assert "10 failed (engine_error 10), the last with: BadRequestError: " in found.stderr
@@ -217,25 +204,22 @@ def test_engine_failures_are_counted_and_set_the_exit_status(
     assert len((out / "failures.jsonl").read_text().splitlines()) == 10
 
 
-def test_the_patience_is_an_option(tasks: Path, folder: str, tmp_path: Path, here: CliRunner) -> None:
+def test_the_patience_is_an_option(tasks: Path, folder: str, tmp_path: Path, here: None) -> None:
     busy = Fault(status=503)
     with served("vllm", fault=lambda number, request: busy if request.max_new_tokens == 17 else None) as server:
         argv = command("vllm", server, folder, tasks, tmp_path / "out", "--sampling", "max_new_tokens=17")
-        found = here.invoke(cli.app, [*argv, "--patience", "0"])
+        found = tito(*argv, "--patience", "0")
         tries = sum(request.max_new_tokens == 17 for request in server.engine.requests)
     assert found.exit_code == 1, found.output
     assert (tries, "(engine_error 5), the last with: ThrottledError" in found.stderr) == (5, True)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
 def test_an_exit_in_a_task_of_the_agents_code_is_an_error_not_success(
-    workers: str, tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+    tasks: Path, folder: str, tmp_path: Path, here: None
 ) -> None:
     with served("vllm") as server:
-        argv = command(
-            "vllm", server, folder, tasks, tmp_path / "out", "--agent", "collect_agents:leaving", "--workers", workers
-        )
-        found = here.invoke(cli.app, argv)
+        argv = command("vllm", server, folder, tasks, tmp_path / "out", "--agent", "collect_agents:leaving")
+        found = tito(*argv)
     assert isinstance(found.exception, AgentError), found.output
     assert "raised SystemExit(0)" in str(found.exception)
     assert "5 are missing: run the same command again" in found.stderr
@@ -258,36 +242,36 @@ def test_an_invalid_task_is_an_error_before_the_server_is_asked(
 
 @pytest.mark.parametrize("where", ["file", "file/below", "described"])
 def test_an_unusable_folder_is_an_error_before_the_server_is_asked(
-    where: str, tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+    where: str, tasks: Path, folder: str, tmp_path: Path, here: None
 ) -> None:
     (tmp_path / "file").write_text("Precious.")
     (tmp_path / "described" / "collection.json").mkdir(parents=True)
     with served("vllm") as server:
-        found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / where))
+        found = tito(*command("vllm", server, folder, tasks, tmp_path / where))
         assert not server.engine.requests
     assert isinstance(found.exception, SchemaError if where == "described" else FolderError)
     assert str(tmp_path / where) in str(found.exception)
 
 
 def test_a_full_disk_is_an_error_that_says_what_to_do(
-    tasks: Path, folder: str, tmp_path: Path, here: CliRunner, monkeypatch: pytest.MonkeyPatch
+    tasks: Path, folder: str, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("strands_tito.collect.folder.LedgerFile.append", full)
     with served("vllm") as server:
-        found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out"))
+        found = tito(*command("vllm", server, folder, tasks, tmp_path / "out"))
     assert isinstance(found.exception, FolderError), found.output
     assert "No space left on device. Free disk space" in str(found.exception)
 
 
 def test_missing_ray_is_an_error_with_the_extra(
-    tasks: Path, folder: str, tmp_path: Path, here: CliRunner, monkeypatch: pytest.MonkeyPatch
+    tasks: Path, folder: str, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("strands_tito.collect.on_ray.find_spec", lambda name: None)
     with served("vllm") as server:
-        found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", "--ray", "local"))
+        found = tito(*command("vllm", server, folder, tasks, tmp_path / "out", "--ray", "local"))
         assert not server.engine.requests
     assert isinstance(found.exception, CollectError)
     assert "pip install '.[ray]'" in str(found.exception)

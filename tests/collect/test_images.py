@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from strands_tito import cli
 from strands_tito.collect import collected, entries
@@ -18,6 +17,7 @@ from strands_tito.export.parquet import samples_in
 from support.collect_command import HERE, command, expect_collected
 from support.scripted import call, ids_of, tokenizer
 from support.seeing import NAME, PAD, shape
+from support.typed import tito
 from tito_conformance.testing import Completion, HashPolicy, ScriptedRequest, ScriptedServer, scripted_server
 from tito_conformance.testing.pictures import picture
 from tito_core.ledger import Ledger
@@ -59,11 +59,10 @@ def tasks(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(cli, "console", Console(width=200))
-    return CliRunner()
 
 
 def expect_pictures(ledger: Ledger) -> int:
@@ -78,18 +77,18 @@ def expect_pictures(ledger: Ledger) -> int:
 
 
 def test_pictures_are_collected_resumed_verified_inspected_and_exported(
-    tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+    tasks: Path, folder: str, tmp_path: Path, here: None
 ) -> None:
     out = tmp_path / "out"
     with served() as server:
         half = tmp_path / "half.jsonl"
         half.write_text("".join(tasks.read_text().splitlines(keepends=True)[: TASKS // 2]))
         more = ("-n", "2", "--agent", "collect_agents:looking")
-        first = here.invoke(cli.app, command("sglang", server, folder, half, out, *more))
+        first = tito(*command("sglang", server, folder, half, out, *more))
         assert first.exit_code == 0, first.output
         early = [ledger.uuid for ledger in collected(out)]
         half.write_text(tasks.read_text())
-        second = here.invoke(cli.app, command("sglang", server, folder, half, out, *more))
+        second = tito(*command("sglang", server, folder, half, out, *more))
         assert second.exit_code == 0, second.output
         assert f"{2 * TASKS} of {2 * TASKS} rollouts are finished, {len(early)} of them by an earlier run" in (
             second.stderr
@@ -104,17 +103,17 @@ def test_pictures_are_collected_resumed_verified_inspected_and_exported(
         assert any(strays), "and some sample a placeholder"
         file = str(out / "rollouts-00001.tito")
         url = ["--backend", "sglang", "--base-url", server.base_url]
-        verified = here.invoke(cli.app, ["verify", file, *url])
+        verified = tito("verify", file, *url)
         assert verified.exit_code == 0, verified.output
         assert f"hold on {2 * TASKS} ledgers" in verified.output
         assert "max 0.0e+00" in verified.output
         left_out = re.search(r"(\d+) not comparable", verified.output)
         assert left_out is not None, verified.output
         assert int(left_out[1]) >= sum(strays), "the tokens of rollouts with a sampled placeholder"
-    shown = here.invoke(cli.app, ["inspect", file])
+    shown = tito("inspect", file)
     assert shown.exit_code == 0, shown.output
     parquet = tmp_path / "rollouts.parquet"
-    exported = here.invoke(cli.app, ["export", file, "--to", "parquet", "--out", str(parquet)])
+    exported = tito("export", file, "--to", "parquet", "--out", str(parquet))
     assert exported.exit_code == 0, exported.output
     samples = samples_in(pq.read_table(parquet))
     assert [[each.image.data for each in sample.images] for sample in samples] == [

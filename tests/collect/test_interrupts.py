@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from support.collect_command import HERE, command, expect_collected, served, tokenizer_folder, written
+from support.collect_command import HERE, command, expect_collected, served, written
 from support.interrupted import WITHIN_S, Ended, run
 from tito_conformance.testing import ScriptedServer
 
@@ -32,9 +32,9 @@ STATUSES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("kind", ["vllm", "sglang"] if INTERRUPTS > 2 else ["sglang"])
-def test_an_interrupt_at_any_moment_ends_it_and_keeps_what_is_finished(kind: str, tmp_path: Path) -> None:
+def test_an_interrupt_at_any_moment_ends_it_and_keeps_what_is_finished(kind: str, folder: str, tmp_path: Path) -> None:
     dice = random.Random(f"{SEED} {kind}")
-    tasks, out, folder = tmp_path / "tasks.jsonl", tmp_path / "out", tokenizer_folder(tmp_path)
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "out"
     count = -(-INTERRUPTS * EACH // GROUP)
     tasks.write_text(
         "".join(json.dumps({"id": f"t{n}", "question": f"What is {n} * 17?"}) + "\n" for n in range(count))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from strands_tito.collect import Connection, InProcess, Processes, Tally, Workers, collect, collected
+from strands_tito.collect import AgentError, Connection, InProcess, Processes, Tally, Workers, collect, collected
 from strands_tito.collect.rollout import CollectError
-from support.collect_command import HERE, served, tokenizer_folder
+from support.collect_command import HERE, served
 from tito_core.backend import EngineConnectionError
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination
@@ -44,11 +44,11 @@ async def results(workers: Workers, out: Path, concurrency: int, killed: int = 0
 
 
 @pytest.mark.timeout(300)
-async def test_results_equal_those_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_results_equal_those_of_one_process(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_tito.collect.actors.RESTART_S", 0.1)
     monkeypatch.syspath_prepend(str(HERE))
     with served("sglang", latency=0.01) as server:
-        connection = Connection("sglang", server.base_url, tokenizer_folder(tmp_path))
+        connection = Connection("sglang", server.base_url, folder)
         one = InProcess(await connection.connect(), "collect_agents:run", sampling=SAMPLING)
         expected = await results(one, tmp_path / "0", 1)
         two = await Processes.start(connection, "collect_agents:run", workers=2, sampling=SAMPLING)
@@ -59,8 +59,8 @@ async def test_results_equal_those_of_one_process(tmp_path: Path, monkeypatch: p
         assert not server.engine.running
 
 
-async def test_what_a_process_raises_at_its_start_is_raised_here(tmp_path: Path) -> None:
-    nobody = Connection("vllm", "http://127.0.0.1:9", tokenizer_folder(tmp_path), options={"patience_s": 0})
+async def test_what_a_process_raises_at_its_start_is_raised_here(folder: str) -> None:
+    nobody = Connection("vllm", "http://127.0.0.1:9", folder, options={"patience_s": 0})
     with pytest.raises(EngineConnectionError):
         await Processes.start(nobody, "collect_agents:run", workers=1, folder=HERE)
     lambdas = Connection("vllm", "http://127.0.0.1:9", "t", options={"http_transport": lambda: None})
@@ -70,26 +70,19 @@ async def test_what_a_process_raises_at_its_start_is_raised_here(tmp_path: Path)
         await Processes.start(nobody, "collect_agents:run", workers=0, folder=HERE)
 
 
-@pytest.mark.timeout(120)
-async def test_an_agent_that_cancels_every_task_of_its_process_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.timeout(180)
+async def test_what_an_agent_does_to_its_process(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool ends a process that it forked; an agent cancels every task of the process, or raises SystemExit in one."""
     monkeypatch.setattr("strands_tito.collect.actors.RESTART_S", 0.1)
     monkeypatch.setattr("strands_tito.collect.actors.MAX_ATTEMPTS", 2)
     with served("vllm") as server:
-        connection = Connection("vllm", server.base_url, tokenizer_folder(tmp_path))
-        workers = await Processes.start(connection, "collect_agents:cancelling", workers=1, folder=HERE)
-        tally = await collect(TASKS[:1], workers, tmp_path / "out")
+        connection = Connection("vllm", server.base_url, folder)
+        workers = await Processes.start(connection, "collect_agents:named", workers=1, folder=HERE)
+        await collect([{"agent": "forking"}], workers, tmp_path / "forking")
+        assert [ledger.annotation("reward") for ledger in collected(tmp_path / "forking")] == [-signal.SIGTERM]
+        tally = await collect([{"agent": "cancelling"}], workers, tmp_path / "cancelling")
+        assert tally.failures == {Termination.ABORTED: 1}
+        assert "actor was lost 2 times" in tally.last_error
+        with pytest.raises(AgentError, match=r"raised SystemExit\(0\)"):
+            await collect([{"agent": "leaving"}], workers, tmp_path / "leaving")
         await workers.aclose()
-    assert tally.failures == {Termination.ABORTED: 1}
-    assert "actor was lost 2 times" in tally.last_error
-
-
-@pytest.mark.timeout(120)
-async def test_a_tool_can_end_its_own_forked_process(tmp_path: Path) -> None:
-    with served("vllm") as server:
-        connection = Connection("vllm", server.base_url, tokenizer_folder(tmp_path))
-        workers = await Processes.start(connection, "collect_agents:forking", workers=1, folder=HERE)
-        await collect(TASKS[:1], workers, tmp_path / "out")
-        await workers.aclose()
-    assert [ledger.annotation("reward") for ledger in collected(tmp_path / "out")] == [-signal.SIGTERM]

@@ -13,25 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from conformance.defects import all_defects
 from conformance.defects.defect import latency
-from strands_tito import cli
 from support.conformance_command import served
 from support.distributions import write_distribution
 from support.scripted import tokenizer
+from support.typed import tito
 from tito_conformance.testing import Fault, ScriptedServer
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.suite
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer().save_pretrained(folder)
-    return str(folder)
 
 
 def run(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -49,14 +42,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder of commands that run in this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    cli.add_commands()
     return tmp_path
 
 
 def conformance(server: ScriptedServer, folder: str, *more: str) -> Result:
     """Run `tito conformance` in this process."""
     options = ("--backend", server.engine.wire.name, "--base-url", server.base_url, "--tokenizer", folder)
-    return CliRunner().invoke(cli.app, ["conformance", *options, "--profile", "quick", *more])
+    return tito("conformance", *options, "--profile", "quick", *more)
 
 
 def words(result: Result) -> str:
@@ -64,9 +56,9 @@ def words(result: Result) -> str:
     return " ".join(result.output.replace("│", " ").split())
 
 
-def test_a_sound_server_passes_and_gets_a_report(tokenizer_folder: str, tmp_path: Path) -> None:
+def test_a_sound_server_passes_and_gets_a_report(folder: str, tmp_path: Path) -> None:
     with served("vllm") as server:
-        options = ("--backend", "vllm", "--base-url", server.base_url, "--tokenizer", tokenizer_folder)
+        options = ("--backend", "vllm", "--base-url", server.base_url, "--tokenizer", folder)
         command = ("-c", "from strands_tito.cli import main; main()", "conformance", *options, "--profile", "quick")
         done = run(*command, "--report", "out", cwd=tmp_path)
         assert server.engine.running == 0
@@ -83,29 +75,27 @@ def test_a_sound_server_passes_and_gets_a_report(tokenizer_folder: str, tmp_path
     assert "Every law that applies holds" in (tmp_path / "out" / "conformance.html").read_text()
 
 
-def test_a_defect_is_reported_with_the_smallest_conversation_which_can_be_replayed(
-    tokenizer_folder: str, here: Path
-) -> None:
+def test_a_defect_is_reported_with_the_smallest_conversation_which_can_be_replayed(folder: str, here: Path) -> None:
     defect = next(defect for defect, _ in all_defects() if defect.name == "cached-whole")
     with served("sglang", defect) as server:
         options = ("--model", "scripted", "--dtype", "float32", "--seeds")
-        done = conformance(server, tokenizer_folder, *options)
+        done = conformance(server, folder, *options)
         assert done.exit_code == 1, done.output
         assert " ".join(options) in words(done)  # the replay is of the same model, under the same bounds
         [broken] = [line for line in done.output.splitlines() if line.startswith("Law ")]
         assert "broken" in done.output
         assert "--replay conformance/conversation.json" in done.output
-        again = conformance(server, tokenizer_folder, "--replay", "conformance/conversation.json")
+        again = conformance(server, folder, "--replay", "conformance/conversation.json")
         assert again.exit_code == 1, again.output
         assert broken.partition(":")[0] in again.output
 
 
 @pytest.mark.parametrize(("wire", "after", "number", "status"), [("vllm", 1, 15, 143), ("sglang", 40, 2, 2)])
 def test_an_interrupt_ends_the_run_with_the_results_so_far(
-    wire: str, after: int, number: int, status: int, tokenizer_folder: str, tmp_path: Path
+    wire: str, after: int, number: int, status: int, folder: str, tmp_path: Path
 ) -> None:
     with served(wire) as server:
-        options = ("--backend", wire, "--base-url", server.base_url, "--tokenizer", tokenizer_folder, "--report", "out")
+        options = ("--backend", wire, "--base-url", server.base_url, "--tokenizer", folder, "--report", "out")
         command = [sys.executable, "-c", "from strands_tito.cli import main; main()", "conformance", *options]
         running = subprocess.Popen(
             [*command, "--profile", "deep"],
@@ -136,12 +126,10 @@ def test_an_interrupt_ends_the_run_with_the_results_so_far(
 
 
 @pytest.mark.parametrize("after", [30, 90, 160], ids=["first checks", "conversations", "last checks"])
-def test_an_error_of_the_server_ends_the_run_with_the_results_so_far(
-    after: int, tokenizer_folder: str, here: Path
-) -> None:
+def test_an_error_of_the_server_ends_the_run_with_the_results_so_far(after: int, folder: str, here: Path) -> None:
     with served("sglang") as server:
         server.engine.fault = lambda number, request: Fault(status=400) if number > after else None
-        done = conformance(server, tokenizer_folder, "--report", "out")
+        done = conformance(server, folder, "--report", "out")
     assert done.exit_code == 1, done.output
     assert isinstance(done.exception, SystemExit)
     report = json.loads((here / "out" / "conformance.json").read_text())
@@ -194,11 +182,11 @@ def test_an_invalid_option_is_refused_before_any_request(
     assert (here / "file").read_text() == "Precious."
 
 
-def test_a_required_check_that_did_not_run_has_a_status_of_its_own(tokenizer_folder: str, here: Path) -> None:
+def test_a_required_check_that_did_not_run_has_a_status_of_its_own(folder: str, here: Path) -> None:
     with served("vllm") as server:
         server.engine.state.max_logprobs = 0
         statuses = [
-            conformance(server, tokenizer_folder, *more)
+            conformance(server, folder, *more)
             for more in ((), ("--not-require", "sampler"), ("--not-require", "sampler", "--require", "left"))
         ]
     assert [done.exit_code for done in statuses] == [3, 0, 3]
@@ -208,11 +196,11 @@ def test_a_required_check_that_did_not_run_has_a_status_of_its_own(tokenizer_fol
     assert "Every law that applies holds" not in words(statuses[0])
 
 
-def test_a_replay_requires_what_its_options_name(tokenizer_folder: str, here: Path) -> None:
+def test_a_replay_requires_what_its_options_name(folder: str, here: Path) -> None:
     (here / "moves").write_text('[{"type": "Ask"}]')
     with served("vllm") as server:
-        ran = conformance(server, tokenizer_folder, "--replay", "moves", "--require", "prompt")
-        done = conformance(server, tokenizer_folder, "--replay", "moves", "--require", "sampler", "--report", "out")
+        ran = conformance(server, folder, "--replay", "moves", "--require", "prompt")
+        done = conformance(server, folder, "--replay", "moves", "--require", "sampler", "--report", "out")
     assert (ran.exit_code, done.exit_code) == (0, 3), done.output
     report = json.loads((here / "out" / "conformance.json").read_text())
     assert (report["sound"], report["required"], report["required_not_reached"]) == (False, ["sampler"], ["sampler"])
@@ -221,10 +209,10 @@ def test_a_replay_requires_what_its_options_name(tokenizer_folder: str, here: Pa
     assert "Required, but not checked: sampler." in page
 
 
-def test_two_servers_are_compared(tokenizer_folder: str, here: Path) -> None:
+def test_two_servers_are_compared(folder: str, here: Path) -> None:
     with served("vllm") as server, served("sglang") as second:
         against = ("--against-backend", "sglang", "--against-url", second.base_url)
-        done = conformance(server, tokenizer_folder, *against, "--report", "out")
+        done = conformance(server, folder, *against, "--report", "out")
         assert server.engine.running == second.engine.running == 0
     assert done.exit_code == 0, done.output
     assert "on both servers" in words(done)
@@ -236,12 +224,12 @@ def test_two_servers_are_compared(tokenizer_folder: str, here: Path) -> None:
     assert "Compared with sglang" in (here / "out" / "conformance.html").read_text()
 
 
-def test_weights_change_only_on_request(tokenizer_folder: str, here: Path) -> None:
+def test_weights_change_only_on_request(folder: str, here: Path) -> None:
     with served("sglang") as server:
         server.engine.latency = latency
         folders = ("/models/new", "/models/newer")
         given = [part for folder in folders for part in ("--weights", folder)]
-        done = conformance(server, tokenizer_folder, *given, "--report", "out")
+        done = conformance(server, folder, *given, "--report", "out")
         assert done.exit_code == 0, done.output
         assert "The server's weights are changed" in words(done)
         state = server.engine.state
@@ -266,7 +254,7 @@ def shifted(answer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("lie", [None, shifted], ids=["sound", "shifted"])
 def test_the_plugin_tests_a_third_backend(
-    lie: Any, tokenizer_folder: str, toy_site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lie: Any, folder: str, toy_site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(HERE / "toy"))
     from toy_server import ToyServer, serving
@@ -274,7 +262,7 @@ def test_the_plugin_tests_a_third_backend(
     loaded = tokenizer()
     path = os.pathsep.join([str(toy_site), *filter(None, [os.environ.get("PYTHONPATH")])])
     with serving(ToyServer(loaded, loaded.eos_token_id, lie=lie)) as url:
-        options = (f"--tito-base-url={url}", f"--tito-tokenizer={tokenizer_folder}", "--tito-profile=quick")
+        options = (f"--tito-base-url={url}", f"--tito-tokenizer={folder}", "--tito-profile=quick")
         command = ("-m", "pytest", "--pyargs", "tito_conformance", "--tito-backend=toy", *options)
         done = run(
             *command,
@@ -288,7 +276,7 @@ def test_the_plugin_tests_a_third_backend(
 
 
 def test_the_guides_backend_passes_by_the_command(
-    tokenizer_folder: str, toy_site: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, toy_site: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a server's author runs it: nothing is left out, so the status is 0."""
     monkeypatch.syspath_prepend(str(HERE / "toy"))
@@ -306,39 +294,37 @@ def test_the_guides_backend_passes_by_the_command(
         "quick",
     )
     with serving(ToyServer(loaded, loaded.eos_token_id)) as url:
-        options = ("--base-url", url, "--tokenizer", tokenizer_folder)
+        options = ("--base-url", url, "--tokenizer", folder)
         done = run(*command, *options, cwd=here, environment={"PYTHONPATH": path})
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
-def test_the_server_of_the_page_on_testing_passes_by_the_command(tokenizer_folder: str, here: Path) -> None:
+def test_the_server_of_the_page_on_testing_passes_by_the_command(folder: str, here: Path) -> None:
     page = (HERE.parents[1] / "docs" / "testing.md").read_text()
     before, _, rest = page.partition("```python\n")[2].partition("with scripted_server")
     names: dict[str, Any] = {}
     exec(before, names)
     with eval("scripted_server" + rest.partition(" as server:")[0], names) as server:
-        done = conformance(server, tokenizer_folder)
+        done = conformance(server, folder)
     assert done.exit_code == 0, done.output
 
 
-def test_no_server_a_broken_law_and_a_missing_check_have_statuses_of_their_own(
-    tokenizer_folder: str, here: Path
-) -> None:
+def test_no_server_a_broken_law_and_a_missing_check_have_statuses_of_their_own(folder: str, here: Path) -> None:
     with served("vllm") as server:
         pass
-    absent = conformance(server, tokenizer_folder)
+    absent = conformance(server, folder)
     assert absent.exit_code == 4, absent.output
     assert "EngineConnectionError" in absent.output
     defect = next(defect for defect, _ in all_defects() if defect.name == "echo-edited")
     with served("sglang", defect) as server:
-        broken = conformance(server, tokenizer_folder)
+        broken = conformance(server, folder)
     assert broken.exit_code == 1, broken.output
 
 
-def test_a_run_can_keep_going_after_a_broken_law(tokenizer_folder: str, here: Path) -> None:
+def test_a_run_can_keep_going_after_a_broken_law(folder: str, here: Path) -> None:
     defect = next(defect for defect, _ in all_defects() if defect.name == "logprobs-shifted")
     with served("vllm", defect) as server:
-        done = conformance(server, tokenizer_folder, "--keep-going", "--report", "out")
+        done = conformance(server, folder, "--keep-going", "--report", "out")
     assert done.exit_code == 1, done.output
     report = json.loads((here / "out" / "conformance.json").read_text())
     assert len(report["findings"]) > 1
@@ -354,9 +340,7 @@ def test_a_run_can_keep_going_after_a_broken_law(tokenizer_folder: str, here: Pa
     assert "Against what each column" in words(done)
 
 
-def test_a_key_that_a_server_repeats_is_in_no_report(
-    tokenizer_folder: str, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_a_server_repeats_is_in_no_report(folder: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "sk-5ecret-of-the-operator"
     monkeypatch.setenv("TITO_API_KEY", key)
     halved = next(defect for defect, _ in all_defects() if defect.name == "text-halved")
@@ -367,7 +351,7 @@ def test_a_key_that_a_server_repeats_is_in_no_report(
         view.answer["note"] = request.headers["authorization"]
 
     with served("sglang", replace(halved, edit=edit)) as server:
-        done = conformance(server, tokenizer_folder, "--report", "out")
+        done = conformance(server, folder, "--report", "out")
     assert done.exit_code == 1, done.output
     report = (here / "out" / "conformance.json").read_text()
     assert "Bearer <API key>" in report

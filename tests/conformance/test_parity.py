@@ -77,9 +77,8 @@ class SecondBest:
         return Completion(ids[len(request.prompt_ids) :])
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [("vllm", "sglang"), pytest.param("sglang", "vllm-completions", marks=pytest.mark.suite)]
-)
+@pytest.mark.suite
+@pytest.mark.parametrize(("one", "other"), [("vllm", "sglang"), ("sglang", "vllm-completions")])
 def test_one_policy_on_two_wires_makes_equal_ledgers(one: str, other: str) -> None:
     outcome = suite.run(target(one), LONGER, against=target(other))
     assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)

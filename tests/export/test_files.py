@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from typer.testing import CliRunner
 
-from strands_tito.cli import app
 from strands_tito.collect import RolloutFolder
 from strands_tito.export import LogprobMismatchError, sample_of, samples_of, trained_tokens
 from strands_tito.export.files import FORMATS, ExportOptions, write
@@ -27,6 +25,7 @@ from support.kept_sets import VOCABULARY, truncated
 from support.rollout_forests import HOT, chain, grow, rollouts
 from support.scripted import tokenizer
 from support.slime_facts import CONTRACT, Recorded
+from support.typed import tito
 from tito_core import store
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile
@@ -144,7 +143,7 @@ def test_a_pipe_gets_the_rows(to: str, tmp_path: Path) -> None:
     assert len(list(read_parquet(tmp_path / "read"))) == 1 if to == "parquet" else len(lines(tmp_path / "read")) == 1
 
 
-@pytest.mark.parametrize(("appends", "name"), [(False, "stdout"), (True, "stdout"), (False, "-")])
+@pytest.mark.parametrize(("appends", "name"), [(True, "stdout"), (False, "-")])
 def test_standard_output_has_the_rows_alone(appends: bool, name: str, path: Path, tmp_path: Path) -> None:
     out = tmp_path / "stdout"
     out.symlink_to("/proc/self/fd/1")  # as /dev/stdout is, which a defect would replace for the whole machine
@@ -159,31 +158,22 @@ def test_standard_output_has_the_rows_alone(appends: bool, name: str, path: Path
     assert len(lines(tmp_path / "rows")) == 1 + appends
 
 
-def tito(*words: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["export", *map(str, words)])
+def ran(*words: object) -> tuple[int, str]:
+    result = tito("export", *words)
     return result.exit_code, result.output
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    tokenizer().save_pretrained(tmp_path / "tokenizer")
-    ledger = Ledger(tokenizer=str(tmp_path / "tokenizer"))
+def path(folder: str, tmp_path: Path) -> Path:
+    ledger = Ledger(tokenizer=folder)
     for draft in (turn.draft for turn in chain((3, 2), (1, 2))):
         ledger.commit(draft)
     store.append(tmp_path / "rollouts.tito", [ledger, Ledger()])
     return tmp_path / "rollouts.tito"
 
 
-@pytest.mark.parametrize("to", FORMATS)
-def test_the_command_writes_each_format(to: str, path: Path) -> None:
-    out = path.with_suffix(f".{to}")
-    status, shown = tito(path, "--to", to, "--out", out)
-    assert (status, "Wrote 1 row of 2 rollouts" in shown) == (0, True), shown
-    assert out.stat().st_size > 0
-
-
 def test_the_text_is_that_of_the_rollouts_own_tokenizer(path: Path, tmp_path: Path) -> None:
-    tito(path, "--to", "slime", "--out", tmp_path / "out")
+    ran(path, "--to", "slime", "--out", tmp_path / "out")
     (row,) = lines(tmp_path / "out")
     assert row["response"] == tokenizer().decode(row["tokens"][-row["response_length"] :])
 
@@ -204,7 +194,7 @@ def test_the_text_is_that_of_the_rollouts_own_tokenizer(path: Path, tmp_path: Pa
     ],
 )
 def test_a_wrong_option_is_an_error_with_its_value(words: list[str], values: list[str], path: Path) -> None:
-    result = CliRunner().invoke(app, ["export", str(path), "--out", str(path.with_name("out")), *words])
+    result = tito("export", path, "--out", path.with_name("out"), *words)
     shown = " ".join(f"{result.output} {result.exception!r}".split())
     assert result.exit_code != 0
     assert [value for value in values if value not in shown] == []
@@ -213,13 +203,13 @@ def test_a_wrong_option_is_an_error_with_its_value(words: list[str], values: lis
 
 def test_kept_sets_are_written_for_a_slime_that_replays_them(path: Path) -> None:
     out, asked = path.with_name("out"), ("--to", "slime", "--tokenizer", tokenizer().name_or_path)
-    status, shown = tito(path, *asked, "--replays", "--out", out)
+    status, shown = ran(path, *asked, "--replays", "--out", out)
     assert (status, "trained tokens" in shown, "have no kept set" in shown) == (1, True, True), shown
     path.unlink()
     store.append(path, [truncated(7, 2, top=VOCABULARY, mask=True, top_p=0.7)])
-    status, shown = tito(path, *asked, "--out", out)
+    status, shown = ran(path, *asked, "--out", out)
     assert (status, "slime has no place for kept sets, or does not replay them" in shown) == (1, True), shown
-    status, shown = tito(path, *asked, "--replays", "--out", out)
+    status, shown = ran(path, *asked, "--replays", "--out", out)
     assert status == 0, shown
     assert lines(out)[-1]["rollout_top_p_token_ids"]
 
@@ -230,16 +220,16 @@ def test_a_branched_rollout_has_a_row_a_path_or_its_last_path_or_is_refused(path
     store.append(path, [branched])
     out = path.with_name("out")
     for to in ("verl", "trl"):
-        assert tito(path, "--to", to, "--missing-reward", "1", "--out", out) == (
+        assert ran(path, "--to", to, "--missing-reward", "1", "--out", out) == (
             0,
             f"Wrote 3 rows of 3 rollouts to {out}. 8 of 8 sampled tokens are trained.\n"
             "Rollouts: 1 without turns (no row), 2 without a reward.\n",
         )
     assert [row["rollout_trajectory"] for row in lines(out)] == [0, 0, 1]
-    status, shown = tito(path, "--to", "trl", "--branches", "error", "--out", out)
+    status, shown = ran(path, "--to", "trl", "--branches", "error", "--out", out)
     assert (status, "BranchedRolloutError" in shown, "--branches" in shown or "branches='last'" in shown) == (
         1,
         True,
         True,
     )
-    assert tito(path, "--to", "trl", "--branches", "last", "--out", path.with_name("out"))[0] == 0
+    assert ran(path, "--to", "trl", "--branches", "last", "--out", path.with_name("out"))[0] == 0

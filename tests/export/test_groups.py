@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from strands_tito.cli import app
 from strands_tito.export.files import ExportOptions, write
 from strands_tito.export.parquet import read_parquet
 from strands_tito.export.slime import complete_aborted, fan_out, rewards_by_group
@@ -27,6 +25,7 @@ from support.multiplying import QUESTION, make_agent, says
 from support.rollout_forests import REWARDS, chain, group_of_one_prompt, grow
 from support.scripted import backend_of, engine_of, policy_of
 from support.slime_facts import PARAMETERS, Recorded, arguments
+from support.typed import tito
 from tito_core import store
 from tito_core.ledger import Ledger
 
@@ -194,7 +193,7 @@ def test_the_command_says_what_it_left_out_and_why(tmp_path: Path) -> None:
     store.append(path, [agents_in_one_ledger(), Ledger(), chain((3, 2))])
 
     def shown(*words: object) -> list[str]:
-        result = CliRunner().invoke(app, ["export", str(path), "--out", str(tmp_path / "out"), *map(str, words)])
+        result = tito("export", path, "--out", tmp_path / "out", *words)
         assert result.exit_code == 0, result.output
         return result.output.splitlines()
 
@@ -220,11 +219,11 @@ def test_the_command_says_what_it_left_out_and_why(tmp_path: Path) -> None:
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     path, out = tmp_path / "rollouts.tito", tmp_path / "gone" / "out"
     store.append(path, [chain((3, 2))])
-    result = CliRunner().invoke(app, ["export", str(path), "--to", "trl", "--out", str(out)])
+    result = tito("export", path, "--to", "trl", "--out", out)
     told = "".join(result.output.replace("│", "").split())  # the box breaks lines within words
     assert (result.exit_code, "gonedoesnotexist.Createitfirst." in told) == (2, True), result.output
     with pytest.raises(FileNotFoundError, match=r"The folder .*gone does not exist\. Create it"):
         write([chain((3, 2))], "trl", out, options())
-    refused = CliRunner().invoke(app, ["export", str(path), "--to", "trl", "--out", "x", "--missing-reward", "nan"])
+    refused = tito("export", path, "--to", "trl", "--out", "x", "--missing-reward", "nan")
     told = "".join(refused.output.replace("│", "").split())
     assert (refused.exit_code, "anumber,nulloruntrained" in told) == (2, True), refused.output

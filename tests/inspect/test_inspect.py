@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer.testing import CliRunner
 
 import strands_tito
-from strands_tito.cli import app, main
+from strands_tito.cli import main
 from strands_tito.collect.folder import RolloutFolder
 from strands_tito.collect.rollout import Rollout, RolloutResult, Task
 from strands_tito.inspect.show import Column, FittedTable, coloured, ids_only, ledger_table
 from support.drafts import make_draft
-from support.scripted import tokenizer
+from support.typed import tito
 from tito_core import store
 from tito_core.ledger import CallRecord, Ledger, Provenance
 from tito_core.termination import Termination
@@ -61,7 +60,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def output_of(*arguments: object, status: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = tito(*arguments)
     assert result.exit_code == status, result.output
     return result.output
 
@@ -128,14 +127,14 @@ def test_a_name_in_a_file_causes_no_network_access(
     monkeypatch.chdir(tmp_path)
     store.append(tmp_path / "rollouts.tito", [forked(tokenizer="somebody/private-model-7b")])
     command, *options = arguments
-    result = CliRunner().invoke(app, [str(word) for word in (command, "rollouts.tito", *options)])
+    result = tito(command, "rollouts.tito", *options)
     assert result.exit_code == status, result.output
     shown = f"{result.output} {result.exception}"
     assert "somebody/private-model-7b" in shown
     assert "--tokenizer NAME" in shown
     assert reached == []
     named = [command, "rollouts.tito", *options, "--tokenizer", "somebody/private-model-7b"]
-    CliRunner().invoke(app, [str(word) for word in named])
+    tito(*named)
     assert reached, "the user's own name may be downloaded"
 
 
@@ -212,9 +211,8 @@ def test_tokens_are_shown_as_ids_without_a_tokenizer(path: Path) -> None:
     assert "103 203" in shown
 
 
-def test_tokens_are_shown_as_text_with_one(path: Path, tmp_path: Path) -> None:
-    tokenizer("smollm2").save_pretrained(tmp_path / "tokenizer")
-    shown = output_of("inspect", path, "--rollout", 1, "--tokens", "--tokenizer", tmp_path / "tokenizer")
+def test_tokens_are_shown_as_text_with_one(path: Path, folder: str) -> None:
+    shown = output_of("inspect", path, "--rollout", 1, "--tokens", "--tokenizer", folder)
     assert "\ntu␌\n" in shown, "the text of tokens 100, 101 and 200, with control characters made visible"
     assert "100 101" not in shown
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import Result
 
-from strands_tito.cli import app
 from strands_tito.inspect.show import rescored_line
 from strands_tito.inspect.verify import merge, rescore
 from support.scripted import BACKENDS, model_of, tokenizer
+from support.typed import tito
 from support.vision import PAD_TEXT, VisionEngine, image, png, policy_of
 from tito_conformance.testing import HashPolicy, ScriptedEngine, scripted_server
 from tito_core import TITOModel, store
@@ -115,7 +114,7 @@ def rolled_out(kind: str, url: str, **sampling: float) -> Ledger:
 
 
 def verified(path: Path, *more: str) -> Result:
-    return CliRunner().invoke(app, ["verify", str(path), *more])
+    return tito("verify", path, *more)
 
 
 def test_a_file_is_scored_by_the_backend_of_its_rollouts_or_the_given_one(tmp_path: Path) -> None:

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from typer.testing import CliRunner
 
-from strands_tito.cli import app
 from strands_tito.export import samples_of
 from strands_tito.export.parquet import read_parquet, write_parquet
 from strands_tito.export.slime import fields_of
@@ -25,6 +23,7 @@ from support import vision
 from support.drafts import make_draft
 from support.rollout_forests import chain, grow, rollouts
 from support.scripted import BACKENDS, backend_of, engine_of, tokenizer
+from support.typed import tito
 from tito_conformance.testing import HashPolicy, scripted_server
 from tito_core import store
 from tito_core.backend import BackendError, EngineInfo, ProtocolViolationError, RawScores, UnsupportedByServerError
@@ -384,15 +383,15 @@ def test_the_command_adds_a_column_and_a_second_run_changes_nothing(kind: str, t
     with scripted_server(kind, distribution(), eos_ids=[tokenizer().eos_token_id], encode=encode, **whole) as server:
         asked = ["score", str(path), "--backend", kind, "--base-url", server.base_url, "--tokenizer", "smollm2"]
         asked[-1] = tokenizer().name_or_path
-        first = CliRunner().invoke(app, [*asked, "--column", "big"])
+        first = tito(*asked, "--column", "big")
         assert (first.exit_code, "2 rollouts scored, column 'big'" in first.output) == (0, True), first.output
         once = path.read_bytes()
-        assert CliRunner().invoke(app, [*asked, "--column", "big"]).exit_code == 0
+        assert tito(*asked, "--column", "big").exit_code == 0
         assert path.read_bytes() == once
     room = 22 if kind == "sglang" else 16  # SGLang wants six tokens free
     with scripted_server(kind, distribution(), encode=encode, **{**whole, "max_model_len": room}) as server:
         asked[5] = server.base_url
-        short = CliRunner().invoke(app, [*asked, "--column", "short"])
+        short = tito(*asked, "--column", "short")
         assert (short.exit_code, "scored, column" in short.output) == (1, False)
         assert "2 rollouts read; paths without column 'short': 1" in short.output
     for ledger in store.read(path):

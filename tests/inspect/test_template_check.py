@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from strands_tito.cli import app, main
+from strands_tito.cli import main
 from support.byte_level import CHATML_TOOLS, byte_level
+from support.typed import tito
 from tito_core.chat.certify import Certificate
 from tito_core.chat.template import ChatTemplate
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def output_of(*arguments: Any, status: int = 0) -> str:
-    result = CliRunner().invoke(app, ["template", "check", *(str(argument) for argument in arguments)])
+    result = tito("template", "check", *arguments)
     assert result.exit_code == status, result.output
     return str(result.output) if not status else " ".join(result.output.replace("│", " ").split())
 
@@ -117,7 +117,7 @@ def test_a_refused_template_exits_with_1_and_the_reason(
 
 
 def test_an_unknown_name_is_an_error(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["template", "check", str(tmp_path / "nowhere")])
+    result = tito("template", "check", tmp_path / "nowhere")
     assert result.exit_code == 1
     assert "nowhere" in str(result.exception)
 
@@ -126,7 +126,7 @@ def test_another_packages_renderer_is_compared_probe_by_probe(folder: str, tmp_p
     same = output_of(folder, "--against", "renderers:qwen3", "--as-template")
     assert "Qwen3Renderer: 0 differences" in same
     assert "renderers:NAME" in output_of(folder, "--against", "transformers", status=2)
-    refused = CliRunner().invoke(app, ["template", "check", folder, "--against", "renderers"])
+    refused = tito("template", "check", folder, "--against", "renderers")
     assert "renderers:NAME" in str(refused.exception)
     other = tmp_path / "other.jinja"
     other.write_text(CHATML_TOOLS.replace("role + '\n'", "role + '\n\n'"))

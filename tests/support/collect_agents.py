@@ -82,6 +82,11 @@ def _wait(started: Any) -> None:
     time.sleep(60)
 
 
+async def named(model: TITOModel, task: Mapping[str, Any]) -> Any:
+    """Do what the agent of the task's choice does."""
+    return await globals()[task["agent"]](model, task)
+
+
 async def leaving(model: TITOModel, task: Mapping[str, Any]) -> None:
     """Raise SystemExit in another asyncio task."""
     await asyncio.create_task(_leave())

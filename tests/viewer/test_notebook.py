@@ -5,32 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from strands_tito.viewer import notebook
 from support.drafts import make_draft
 from support.scripted import tokenizer
-from support.shown import ATTACKS, UUID, data_of, hostile, rich
+from support.shown import ATTACKS, UUID, data_of, elements, hostile, rich
 from support.vision import png
 from tito_core.ledger import Image, Ledger, MediaSpan
 
 
-class Frames(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-
 def frame(html: str) -> dict[str, str | None]:
-    parser = Frames()
-    parser.feed(html)
-    ((tag, attributes),) = parser.found
+    ((tag, attributes),) = elements(html)
     assert tag == "iframe"
     return attributes
 
@@ -57,10 +44,9 @@ def test_a_notebook_shows_the_page_in_a_sandboxed_frame(make: object) -> None:
 
 
 @pytest.mark.parametrize("part", [lambda ledger: ledger, lambda ledger: ledger.trajectories()[0]])
-def test_a_notebook_shows_text_and_pictures(part: Callable[[Ledger], object], tmp_path: Path) -> None:
-    tokenizer().save_pretrained(tmp_path / "tokenizer")
+def test_a_notebook_shows_text_and_pictures(part: Callable[[Ledger], object], folder: str) -> None:
     image = Image(png(2, 2, 1), "png", 2, 2)
-    ledger = Ledger(tokenizer=str(tmp_path / "tokenizer"))
+    ledger = Ledger(tokenizer=folder)
     media = (MediaSpan(0, 1, image.sha256, "png", 2, 2),)
     ledger.commit(make_draft(None, 0, [100], [200], media=media), images=[image])
     data = data_of((frame(part(ledger)._repr_html_())["srcdoc"] or "").encode())  # type: ignore[attr-defined]

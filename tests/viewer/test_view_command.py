@@ -6,18 +6,17 @@ import webbrowser
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from strands_tito.cli import app, main
+from strands_tito.cli import main
 from strands_tito.viewer.site import Server
-from support.scripted import tokenizer
 from support.shown import REAL, data_of, written
+from support.typed import tito
 
 VLLM, SGLANG = REAL / "vllm.tito", REAL / "sglang.tito"
 
 
 def output_of(*arguments: object, status: int = 0) -> str:
-    result = CliRunner().invoke(app, ["view", *map(str, arguments)], terminal_width=200)
+    result = tito("view", *arguments, terminal_width=200)
     assert result.exit_code == status, result.output
     return " ".join(result.output.split())
 
@@ -30,9 +29,8 @@ def test_a_rollout_is_written_to_one_file(tmp_path: Path) -> None:
     assert data["text"] is False, "without a tokenizer ids are shown"
 
 
-def test_a_tokenizer_gives_the_tokens_their_text(tmp_path: Path) -> None:
-    tokenizer().save_pretrained(tmp_path / "tokenizer")
-    output_of(VLLM, "--rollout", 1, "--html", tmp_path / "out.html", "--tokenizer", tmp_path / "tokenizer")
+def test_a_tokenizer_gives_the_tokens_their_text(folder: str, tmp_path: Path) -> None:
+    output_of(VLLM, "--rollout", 1, "--html", tmp_path / "out.html", "--tokenizer", folder)
     assert "<|im_start|>" in data_of((tmp_path / "out.html").read_bytes())["pieces"].values()
 
 
