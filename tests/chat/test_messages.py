@@ -29,7 +29,7 @@ PARTS = MessageFormat("string", "thinking", text_and_reasoning=True, parts=True)
 CONVERSATION = [
     user("Why?", "Say."),
     *calls(("look", {"at": "é"}), ("find", {}), text="Let me.", reasoning="Hm."),
-    results("seen", {"n": [1, None]}),
+    results("seen", {"n": [1, None], "é": False}),
     answer("So.", reasoning="Ah."),
     user("And?"),
 ]
@@ -54,7 +54,7 @@ def test_a_conversation_in_the_default_format() -> None:
             "tool_calls": [call(0, "look", {"at": "é"}), call(1, "find", {})],
         },
         result(0, "look", "seen"),
-        result(1, "find", '{"n": [1, null]}'),
+        result(1, "find", '{"n": [1, null], "é": false}'),
         {"role": "assistant", "content": "So.", "reasoning_content": "Ah."},
         {"role": "user", "content": "And?"},
     ]
@@ -75,7 +75,7 @@ def test_a_conversation_in_another_format() -> None:
             "tool_calls": [call(0, "look", '{"at": "é"}'), call(1, "find", "{}")],
         },
         result(0, "look", part("seen")),
-        result(1, "find", part('{"n": [1, null]}')),
+        result(1, "find", part('{"n": [1, null], "é": false}')),
         {"role": "assistant", "content": part("So."), "thinking": "Ah."},
         {"role": "user", "content": part("And?")},
     ]
