@@ -20,6 +20,7 @@ PACKAGE_ARGS ?=
 SAMPLE ?=
 OWNER ?=
 ROWS ?=
+HARNESS_ARGS ?=
 # Container images often set this; each test process would then compile 600 modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 # One process for each engine, which keeps its server from test to test.
@@ -28,7 +29,7 @@ ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeo
 BENCHMARKS := ledger_speed ledger_memory parsing turn_cost concurrency collect images templates long_context trace_cost
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-images train-tiny test suite browser coverage conformance engines routers trainers recipes prove release defects mutants matrix lint lint-types lint-turn lint-rest format docs bench package publish-as lock clean
+.PHONY: help setup demo demo-images train-tiny test suite browser coverage conformance engines routers harnesses trainers recipes prove release defects mutants matrix lint lint-types lint-turn lint-rest format docs bench package publish-as lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -90,6 +91,9 @@ engines: $(READY)  ## run every test that needs real vLLM and SGLang servers on 
 
 routers: $(READY)  ## run rollouts through the engines' own routers, before scripted servers; it installs the routers
 	$(BIN)/python -m pytest -q -m routers --timeout 300 tests/routers $(TEST_ARGS)
+
+harnesses: $(READY)  ## run Claude Code and Codex through the gateway, before scripted engines; it installs them with npm
+	$(BIN)/python tools/harnesses.py $(HARNESS_ARGS)
 
 trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs what they resolve to
 	$(BIN)/python -m pytest -q -m trainers --timeout 2400 tests/export tests/collect tests/integrations $(TEST_ARGS)
