@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from hashlib import blake2b
 from ipaddress import ip_address
 from itertools import takewhile
 from typing import Any, NamedTuple, Self, Unpack
@@ -375,7 +374,8 @@ class Gateway:
         session, recognised = await self._find(place, turn)
         # Anthropic's streams begin with the prompt's tokens, by which harnesses decide to compact.
         prompt_tokens = await self._count(session, recognised, turn) if read is messages_turn and turn.stream else 0
-        digest = blake2b(request.body, digest_size=16).digest()
+        about = [turn.sampling, turn.choice, turn.runs_calls, turn.stream, turn.usage, turn.logprobs, turn.model]
+        digest = recognised.digest + msgspec.json.encode(about)
         running = session.running.get(digest)
         if running is None or running.failed or (running.was_read and not request.is_retry):
             if self._turns >= self.max_turns:

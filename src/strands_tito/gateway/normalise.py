@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.ledger.history import Node, plain_copy, strict
+from tito_core.ledger.history import Node, extended, plain_copy, strict
 from tito_core.ledger.ledger import Ledger
 from tito_core.turn.history import opening_of
 
@@ -46,6 +46,7 @@ class Recognised(NamedTuple):
         messages: The messages.
         used: How often each normaliser was needed.
         node: Where the known beginning ends, or None if not even the opening is known.
+        digest: Digest of the whole history.
         continues: Whether the history continues a sampled answer: its last assistant message is one.
     """
 
@@ -53,6 +54,7 @@ class Recognised(NamedTuple):
     messages: Messages
     used: Mapping[str, int]
     node: Node | None
+    digest: bytes
     continues: bool
 
 
@@ -84,7 +86,7 @@ def recognise(
             used[VOLATILE], system = 1, node.message["system"]
     known, renamed = list(messages), dict[str, str]()
     answered = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
-    continues = False
+    continues, new = False, 0
     for i, message in enumerate(messages):
         if node is None:
             break
@@ -99,8 +101,11 @@ def recognise(
                 used.update({name: used.get(name, 0) + 1 for name in differences})
         if child is None:
             break
-        node, continues = child, (i == answered and bool(child.turns)) or continues
-    return Recognised(system, known, used, node, continues)
+        node, continues, new = child, (i == answered and bool(child.turns)) or continues, i + 1
+    digest = extended(b"", opening) if node is None else node.digest
+    for message in known[new:]:
+        digest = extended(digest, message)
+    return Recognised(system, known, used, node, digest, continues)
 
 
 def key_of_answer(messages: Sequence[Message]) -> str:

@@ -104,7 +104,7 @@ class Session:
         settings: The settings of its turns.
         weight_version: The only weight version that its turns may have, or None for any.
         recording: Its ledger.
-        running: Turns at work, and the last ones that ended, by the digest of their request.
+        running: Turns at work, and the last ones that ended, by the content of their request.
         used: When it was used last, by `time.monotonic`.
         ignored: Keys of requests that it took without effect.
         keys: Keys of its answers by which a request without a name finds it.
