@@ -326,8 +326,9 @@ class Ledger:
         """Return the turns from the root to `index`, both included; empty for None."""
         turns: list[Turn] = []
         while index is not None:
-            turns += (self._turns[index],)
-            index = turns[-1].draft.parent
+            turn = self._turns[index]
+            turns.append(turn)
+            index = turn.draft.parent
         return turns[::-1]
 
     def lineage(self, index: int | None) -> Iterator[int]:
@@ -351,8 +352,12 @@ class Ledger:
 
     def path_ids(self, index: int | None, *more: TokenIds) -> TokenIds:
         """Return the token ids from the root to the end of turn `index`, and `more`: int32, shape (n,), read-only."""
-        own = [turn.draft.columns for turn in self.path(index)]  # no call for each turn (law 14)
-        parts: list[bytes | memoryview] = [columns.buffer[: 4 * (columns.prompt + columns.output)] for columns in own]
+        parts: list[bytes | memoryview] = []
+        while index is not None:  # no call for each turn (law 14)
+            draft = self._turns[index].draft
+            columns, index = draft.columns, draft.parent
+            parts += (columns.buffer[: 4 * (columns.prompt + columns.output)],)
+        parts.reverse()
         for ids in more:
             parts += (np.ascontiguousarray(ids, "<i4").data,)
         return np.frombuffer(b"".join(parts), "<i4")
