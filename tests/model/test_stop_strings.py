@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from support.scripted import Says, model_of, tokenizer
+from support.scripted import BACKENDS, Says, model_of, tokenizer
 from tito_conformance.testing import Fault, FaultPolicy, always
 from tito_conformance.testing.script import ScriptedRequest
 from tito_core import TITOModel
 from tito_core.backend import ProtocolViolationError
+from tito_core.ledger import Finish
 
 USER: Any = [{"role": "user", "content": [{"text": "Count."}]}]
 
@@ -58,6 +59,20 @@ async def test_a_reported_stop_string_must_be_in_the_text() -> None:
         assert len(model.ledger) == 0
     model = counting(fault=claims("one,  two"), sampling={"stop": ("two", "one,  two")})
     assert await ended(model) == "stop_sequence"
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_unknown_finish_reason_is_kept_beside_the_nearest(kind: str) -> None:
+    def edit(answer: Any) -> None:
+        if kind == "vllm":
+            answer["choices"][0].update(finish_reason="repetition", stop_reason="repetition_detected")
+        else:
+            answer["meta_info"]["finish_reason"] = {"type": "repetition"}
+
+    model = model_of(kind, Says("again and again..."), sampling={"max_new_tokens": 40}, fault=always(Fault(edit=edit)))
+    assert await ended(model) == "max_tokens"
+    draft = model.ledger[0].draft
+    assert (draft.finish, draft.engine.finish_word, draft.stop) == (Finish.LENGTH, "repetition", None)
 
 
 @pytest.mark.parametrize("fault", [None, unnamed], ids=["named", "unnamed"])
