@@ -15,10 +15,9 @@ from strands import Agent, tool
 
 from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.conversations import HOSTILE, conversations
+from support.conversations import HOSTILE, LOOK, conversations
 from support.families import TEMPLATE_FAMILIES
 from support.scripted import Says, backend_of, call, engine_of, tokenizer
-from support.talks import LOOK, talks
 from support.templates import NAMES, template_of
 from tito_core import Policy, TITOModel
 from tito_core.chat.comparison import (
@@ -179,7 +178,7 @@ def places(messages: Any) -> list[tuple[Any, int]]:
 
 
 @settings(max_examples=13)
-@given(talks(), st.sampled_from([None, "Be brief."]), st.booleans())
+@given(conversations(), st.sampled_from([None, "Be brief."]), st.booleans())
 def test_a_right_delta_is_compared_once_per_shape(messages: Any, system: str | None, shows_tools: bool) -> None:
     made, tools = fresh(), [LOOK] if shows_tools else None
     seen = set()
@@ -273,7 +272,7 @@ def test_a_history_that_the_template_refuses_as_a_whole_is_compared_with_nothing
         made._comparisons._referee.render(talked(25), None, None)
 
 
-@given(talks(), talks(), st.booleans())
+@given(conversations(), conversations(), st.booleans())
 def test_a_shape_is_of_kinds_and_not_of_content(messages: Any, others: Any, opened: bool) -> None:
     system, tools = ("Be brief.", [LOOK]) if opened else (None, None)
     for history, answered in places(messages):

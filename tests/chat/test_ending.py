@@ -177,106 +177,53 @@ OPEN = Ending((), frozenset(), frozenset(ids("<q>")), {Opened.MESSAGE: np.array(
 
 
 @pytest.mark.parametrize(
-    ("answers", "alone", "followed", "learned"),
+    ("answers", "alone", "followed", "next_", "learned"),
     [
+        (CLOSED, '"}</c><e>\n', '"}</c><e>\n<q>', "", ("<e>", "<g>", "", {"message": "<e>", "call": "</c><e>"})),
         (
             CLOSED,
-            ("<a><c>", LOOK, '"}</c><e>\n'),
-            ("<a><c>", LOOK, '"}</c><e>\n<q>', ("seen", NEXT)),
-            ("<e>", "<g>", "", {"message": "<e>", "call": "</c><e>"}),
-        ),
-        (
-            CLOSED,
-            ("<a><c>", LOOK, '"}\n</c>\n<e>\n'),
-            ("<a><c>", LOOK, '"}\n</c>\n<e>\n<q>', ("seen", NEXT)),
+            '"}\n</c>\n<e>\n',
+            '"}\n</c>\n<e>\n<q>',
+            "",
             ("<e>", "<g>", "", {"message": "\n<e>", "call": "\n</c>\n<e>"}),
         ),
         (
             TWICE,
-            ("<a><c>", LOOK, "</c><e><f>\n"),
-            ("<a><c>", LOOK, "</c><e><f>\n<q>", ("seen", NEXT), "<g>"),
+            "</c><e><f>\n",
+            "</c><e><f>\n<q>",
+            "<g>",
             ("<e><f>", "", "", {"message": "<e><f>", "call": "</c><e><f>"}),
         ),
         # Calls end with another token than answers, the last of those that are written either way.
-        (
-            CLOSED,
-            ("<a><c>", LOOK, "</c><f>\n"),
-            ("<a><c>", LOOK, "</c><f>\n<o>", ("seen", NEXT), "<g>"),
-            ("<f>", "", "", {"message": "<f>", "call": "</c><f>"}),
-        ),
+        (CLOSED, "</c><f>\n", "</c><f>\n<o>", "<g>", ("<f>", "", "", {"message": "<f>", "call": "</c><f>"})),
         # The last call of all ends with another one still.
-        (
-            CLOSED,
-            ("<a><c>", LOOK, "}<c><f><g>"),
-            ("<a><c>", LOOK, "}<f><o>", ("seen", NEXT), "<e>"),
-            ("<f>", "<g>", "", {"message": "<f>", "call": "<f>"}),
-        ),
-        (
-            CLOSED,
-            ("<a><c>", LOOK),
-            ("<a><c>", LOOK, " <f><o>", ("seen", NEXT), "<e>"),
-            ("<f>", "", "", {"message": " <f>", "call": "<f>"}),
-        ),
+        (CLOSED, "}<c><f><g>", "}<f><o>", "<e>", ("<f>", "<g>", "", {"message": "<f>", "call": "<f>"})),
+        (CLOSED, "", " <f><o>", "<e>", ("<f>", "", "", {"message": " <f>", "call": "<f>"})),
         # The opener of the results ends them, as that of a question ends answers.
-        (
-            OPEN,
-            ("<a><c>", LOOK, "}</c>"),
-            ("<a><c>", LOOK, "}</c><o><t>", ("seen", NEXT), "<a>"),
-            ("", "", "<q><o>", {"message": "", "call": "</c>"}),
-        ),
-        (
-            OPEN,
-            ("<a><c>", LOOK, "\n"),
-            ("<a><c>", LOOK, "\n<q>", ("seen", NEXT), "<a>"),
-            ("", "", "<q>", {"message": "\n", "call": ""}),
-        ),
+        (OPEN, "}</c>", "}</c><o><t>", "<a>", ("", "", "<q><o>", {"message": "", "call": "</c>"})),
+        (OPEN, "\n", "\n<q>", "<a>", ("", "", "<q>", {"message": "\n", "call": ""})),
         # Results follow within the turn: what closes the calls is all that ends it.
-        (
-            OPEN,
-            ("<a><c>", LOOK, "</c>"),
-            ("<a><c>", LOOK, "</c>", ("seen", NEXT)),
-            ("</c>", "", "<q>", {"message": "</c>", "call": "</c>"}),
-        ),
-        (
-            CLOSED,
-            ("<a><c>", LOOK, "</c><e>"),
-            ("<a><c>", LOOK, "</c>[", ("seen", NEXT), "]<e>"),
-            ("</c>", "", "", {"message": "</c>", "call": "</c>"}),
-        ),
+        (OPEN, "</c>", "</c>", "", ("</c>", "", "<q>", {"message": "</c>", "call": "</c>"})),
+        (CLOSED, "</c><e>", "</c>[", "]<e>", ("</c>", "", "", {"message": "</c>", "call": "</c>"})),
         # The closer stands behind other blanks where results follow.
-        (
-            CLOSED,
-            ("<a><c>", LOOK, "</c><e>"),
-            ("<a><c>", LOOK, "</c>\n<e><q>", ("seen", NEXT)),
-            ("<e>", "<g>", "", {"message": "\n<e>", "call": "</c>\n<e>"}),
-        ),
+        (CLOSED, "</c><e>", "</c>\n<e><q>", "", ("<e>", "<g>", "", {"message": "\n<e>", "call": "</c>\n<e>"})),
         # Where the closer stands twice, an engine stops at the first.
-        (
-            CLOSED,
-            ("<a><c>", LOOK, "<e></c><e>"),
-            ("<a><c>", LOOK, "<e></c><e><q>", ("seen", NEXT)),
-            ("<e>", "<g>", "", {"message": "<e>", "call": "<e>"}),
-        ),
+        (CLOSED, "<e></c><e>", "<e></c><e><q>", "", ("<e>", "<g>", "", {"message": "<e>", "call": "<e>"})),
         # The opener of the next message is not a closer, even after a call that nothing follows.
-        (
-            CLOSED,
-            ("<a><c>", LOOK, "</c><q>"),
-            ("<a><c>", LOOK, "</c><q>", ("seen", NEXT)),
-            ("</c>", "", "", {"message": "</c>", "call": "</c>"}),
-        ),
-        (
-            CLOSED,
-            ("<a><c>", LOOK, "<q>"),
-            ("<a><c>", LOOK, "<q>", ("seen", NEXT)),
-            ("", "", "<q>", {"message": "", "call": ""}),
-        ),
-        # No control token follows the calls, or they are not shown.
-        (CLOSED, ("<a><c>", LOOK), ("<a><c>", LOOK, ("seen", NEXT)), None),
-        (CLOSED, ("<a><e>",), ("<a><e><q>", ("seen", NEXT)), None),
+        (CLOSED, "</c><q>", "</c><q>", "", ("</c>", "", "", {"message": "</c>", "call": "</c>"})),
+        (CLOSED, "<q>", "<q>", "", ("", "", "<q>", {"message": "", "call": ""})),
+        # No control token follows the calls.
+        (CLOSED, "", "", "", None),
     ],
 )
-def test_how_calls_end(answers: Ending, alone: Runs, followed: Runs, learned: Any) -> None:
-    assert shown(learn_calls(sample(alone, followed), answers)) == learned
+def test_how_calls_end(answers: Ending, alone: str, followed: str, next_: str, learned: Any) -> None:
+    """What follows the call where nothing does, where its result does, and what follows the result."""
+    call: Runs = ("<a><c>", LOOK)
+    assert shown(learn_calls(sample((*call, alone), (*call, followed, ("seen", NEXT), next_)), answers)) == learned
+
+
+def test_calls_that_are_not_shown_have_no_end() -> None:
+    assert learn_calls(sample(("<a><e>",), ("<a><e><q>", ("seen", NEXT))), CLOSED) is None
 
 
 def ending(closing: str, openers: str = "", **closers: str) -> Ending:
@@ -288,51 +235,54 @@ def ending(closing: str, openers: str = "", **closers: str) -> Ending:
 
 
 @pytest.mark.parametrize(
-    ("answers", "calls", "shared"),
+    ("answers", "calls", "shared", "closers", "call"),
     [
         # A call that was cut off is an answer to Strands: it is closed, and the turn ends as answers do.
         (
             ending("<e>", message="<e>", reasoning="</t> <e>"),
             ending("<e>", message="<e>", call="</c> <e>"),
-            [
-                ("<e>", "", "", {"message": "<e>", "reasoning": "</t><e>", "call": "</c><e>"}),
-                ("<e>", "", "", {"message": "<e>", "reasoning": "</t><e>", "call": "</c><e>"}),
-            ],
+            ("<e>", "<e>", ""),
+            {"message": "<e>", "reasoning": "</t><e>", "call": "</c><e>"},
+            {},
         ),
         (
             ending("<e>", message="<e>"),
             ending("<f>", message="<f>", call="</c> <f>"),
-            [
-                ("<e>", "", "", {"message": "<e>", "call": "</c><e>"}),
-                ("<f>", "", "", {"message": "<f>", "call": "</c><f>"}),
-            ],
+            ("<e>", "<f>", ""),
+            {"message": "<e>", "call": "</c><e>"},
+            {"message": "<f>", "call": "</c><f>"},
         ),
         (
             ending("<e><f>", message="<e> <f>"),
             ending("<g>", message="<g>", call="</c> <g>"),
-            [
-                ("<e><f>", "", "", {"message": "<e><f>", "call": "</c><e><f>"}),
-                ("<g>", "", "", {"message": "<g>", "call": "</c><g>"}),
-            ],
+            ("<e><f>", "<g>", ""),
+            {"message": "<e><f>", "call": "</c><e><f>"},
+            {"message": "<g>", "call": "</c><g>"},
         ),
         (
             ending("<e><f>", message="<e> <f>"),
             ending("<f>", message="<f>", call="</c> <f>"),
-            [
-                ("<e><f>", "", "", {"message": "<e><f>", "call": "</c><f>"}),
-                ("<f>", "", "", {"message": "<f>", "call": "</c><f>"}),
-            ],
+            ("<e><f>", "<f>", ""),
+            {"message": "<e><f>", "call": "</c><f>"},
+            {"message": "<f>"},
         ),
         # Openers end both.
         (
             ending("", "<q>", message=""),
             ending("", "<o>", message="", call="</c>"),
-            [("", "", "<q><o>", {"message": "", "call": "</c>"}), ("", "", "<q><o>", {"message": "", "call": "</c>"})],
+            ("", "", "<q><o>"),
+            {"message": "", "call": "</c>"},
+            {},
         ),
     ],
 )
-def test_closers_are_shared_between_answers_and_calls(answers: Ending, calls: Ending, shared: list[Any]) -> None:
-    assert [shown(each) for each in share_closers(answers, calls)] == shared
+def test_closers_are_shared_between_answers_and_calls(
+    answers: Ending, calls: Ending, shared: tuple[str, str, str], closers: Any, call: Any
+) -> None:
+    """The ends of both, and the closers of an answer; `call` are those of a call that differ."""
+    one, other, openers = shared
+    expected = [(one, "", openers, closers), (other, "", openers, {**closers, **call})]
+    assert [shown(each) for each in share_closers(answers, calls)] == expected
 
 
 def ints(*tokens: int) -> np.ndarray:

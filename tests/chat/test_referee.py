@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache
 from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,7 +18,8 @@ from support import structures
 from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.families import TEMPLATE_FAMILIES
-from support.talks import LOOK, plain, talks
+from support.plain_template import Plain
+from support.random_chats import Reading, Writer
 from support.templates import tokenizer_of
 from tito_core.chat.referee import Conversion, Referee, RefusedError
 
@@ -45,12 +46,15 @@ TEMPLATES = ["byte level", "smollm2", "qwen3-tiny", "numbers all results", "cohe
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_rendering_is_that_of_apply_chat_template(name: str) -> None:
     made, judge = tokenizer(name), referee(tokenizer(name))
+    plain: Any = Plain(made)
 
     @settings(deadline=None, max_examples=examples(25))
-    @given(talks(), st.sampled_from([None, "Be brief."]), st.sampled_from([None, [LOOK]]), st.booleans())
-    def check(messages: Any, system: str | None, tools: Any, prompt: bool) -> None:
-        expected = plain(made, messages, system, tools, prompt)
-        assert judge.render(messages, system, tools, generation_prompt=prompt) == expected
+    @given(st.randoms(use_true_random=False), st.integers(0, 3), st.booleans())
+    def check(random: Random, turns: int, prompt: bool) -> None:
+        chat = Writer(random, plain.reading, cuts=0).chat(turns)
+        expected = plain.render(chat.openai(turns, plain.reading), chat.openai_tools(), prompt)
+        tools, system = chat.strands_tools() or None, chat.system or None
+        assert judge.render(chat.strands(turns), system, tools, generation_prompt=prompt) == expected
 
     check()
 
@@ -90,15 +94,15 @@ def test_the_conversion_is_the_default_unless_the_template_requires_another(flag
     made = byte_level(template=demanding(*flags))
     judge = referee(made)
     assert judge.conversion == Conversion(*flags)
-    parts, json_arguments, short_ids, _ = flags
+    parts, json_arguments, _, _ = flags
+    reading = Reading(parts=parts, arguments="string" if json_arguments else "mapping", reasoning=None)
 
     @settings(deadline=None, max_examples=examples(5))
-    @given(talks(thoughts=False))
-    def check(messages: Any) -> None:
-        if short_ids:
-            messages = json.loads(re.sub(r'"call_(\d+)"', r'"call0000\1"', json.dumps(messages)))
-        expected = plain(made, messages, None, [LOOK], parts=parts, json_arguments=json_arguments)
-        assert judge.render(messages, None, [LOOK]) == expected
+    @given(st.randoms(use_true_random=False), st.integers(0, 3))
+    def check(random: Random, turns: int) -> None:
+        chat = Writer(random, reading, cuts=0).chat(turns)
+        expected = Plain(made).render(chat.openai(turns, reading), chat.openai_tools(), True)
+        assert judge.render(chat.strands(turns), chat.system or None, chat.strands_tools() or None) == expected
 
     check()
 

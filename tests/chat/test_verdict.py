@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.families import TEMPLATE_FAMILIES
-from support.talks import LOOK, Writer, after, numbers, plain, talks
+from support.talks import LOOK, Writer, after, numbers, talks
 from support.zoo import of_structure
 from tito_core.chat.certify import judge_of
 from tito_core.chat.encoder import ContentSafeEncoder
@@ -28,15 +28,15 @@ class Bench:
 
     def __init__(self, tokenizer: Any, stops: tuple[str, ...]) -> None:
         self.tokenizer = tokenizer
-        referee = Referee(tokenizer.chat_template, tokenizer.special_tokens_map)
+        self.referee = Referee(tokenizer.chat_template, tokenizer.special_tokens_map)
         encoder = ContentSafeEncoder(tokenizer)
-        self.judge: Judge = judge_of(referee, encoder)(tokenizer.convert_tokens_to_ids(list(stops)))
+        self.judge: Judge = judge_of(self.referee, encoder)(tokenizer.convert_tokens_to_ids(list(stops)))
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def rest(self, turn: JudgedTurn) -> str:
-        whole = plain(self.tokenizer, [*turn.before, turn.answer, *turn.new], turn.system, turn.tools)
+        whole = self.referee.render([*turn.before, turn.answer, *turn.new], turn.system, turn.tools)
         return after(turn.answer, turn.new, whole)
 
     def best(self, turn: JudgedTurn) -> Callable[[int | None], list[int]]:
@@ -77,7 +77,7 @@ def last_turn(messages: Any, *, completed: bool = True) -> JudgedTurn:
     return JudgedTurn(messages[:-2], messages[-2], messages[-1:], None, [LOOK], completed)
 
 
-LONG = talks(thoughts=False).filter(lambda messages: len(messages) > 2)
+LONG = talks().filter(lambda messages: len(messages) > 2)
 WITH_RESULTS = LONG.filter(lambda messages: "toolResult" in messages[-1]["content"][0])
 WITH_TWO = LONG.filter(lambda messages: sum("toolResult" in block for block in messages[-1]["content"]) > 1)
 RESULT = re.compile(r"\n<tool_response>\n.*?\n</tool_response>", re.DOTALL)

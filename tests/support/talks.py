@@ -1,13 +1,9 @@
-"""Random conversations in which each text holds a number of its own, and their OpenAI-style messages, made by hand.
-
-It uses nothing of the code that translates messages for a rollout, so that it can judge it.
-"""
+"""Random conversations in which each text holds a number of its own."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -68,108 +64,19 @@ def after(answered: Any, new: Any, text: str) -> str:
 
 
 @st.composite
-def talks(draw: Any, *, most_calls: int = 3, thoughts: bool = True, remarks: bool = True, most_rounds: int = 3) -> Any:
+def talks(draw: Any) -> Any:
     """Draw a conversation that ends with a user's message; its results come in any order."""
     writer = Writer(lambda: draw(st.sampled_from(WORDS)))
     flag = st.booleans()
     messages = [writer.question(draw(st.integers(1, 2)))]
-    for _ in range(draw(st.integers(0, most_rounds))):
+    for _ in range(draw(st.integers(0, 3))):
         if draw(flag):
-            count = draw(st.integers(1, most_calls))
-            messages.append(writer.calls(count, thoughts and draw(flag), remarks and draw(flag)))
+            count = draw(st.integers(1, 3))
+            messages.append(writer.calls(count, remark=draw(flag)))
             shown = writer.results(count, draw(flag), draw(flag))
             results = [block for block in shown["content"] if "toolResult" in block]
             shown["content"][: len(results)] = draw(st.permutations(results))
             messages.append(shown)
         else:
-            messages += [writer.answer(thoughts and draw(flag)), writer.question()]
+            messages += [writer.answer(), writer.question()]
     return messages
-
-
-def openai_messages(
-    messages: Sequence[Any], system: str | None = None, *, parts: bool = False, json_arguments: bool = False
-) -> list[dict[str, Any]]:
-    """Write a conversation as OpenAI's API has it; reasoning stands under each of the names that templates read."""
-
-    def content(texts: list[str]) -> Any:
-        return [{"type": "text", "text": "\n".join(texts)}] if parts else "\n".join(texts)
-
-    written: list[dict[str, Any]] = [{"role": "system", "content": content([system])}] if system else []
-    calls: list[Any] = []
-    for message in messages:
-        blocks = message["content"]
-        texts = [block["text"] for block in blocks if "text" in block]
-        if message["role"] == "assistant":
-            calls = [block["toolUse"] for block in blocks if "toolUse" in block]
-            answer: dict[str, Any] = {"role": "assistant", "content": content(texts)}
-            for block in blocks:
-                if "reasoningContent" in block:
-                    thought = block["reasoningContent"]["reasoningText"]["text"]
-                    answer.update(reasoning_content=thought, thinking=thought, reasoning=thought)
-            if calls:
-                answer["tool_calls"] = [
-                    {
-                        "id": call["toolUseId"],
-                        "type": "function",
-                        "function": {
-                            "name": call["name"],
-                            "arguments": json.dumps(call["input"], ensure_ascii=False)
-                            if json_arguments
-                            else call["input"],
-                        },
-                    }
-                    for call in calls
-                ]
-            written.append(answer)
-            continue
-        shown = {b["toolResult"]["toolUseId"]: b["toolResult"]["content"] for b in blocks if "toolResult" in b}
-        for call in calls:
-            if call["toolUseId"] in shown:
-                result_texts = [
-                    b["text"] if "text" in b else json.dumps(b["json"], ensure_ascii=False)
-                    for b in shown[call["toolUseId"]]
-                ]
-                written.append(
-                    {
-                        "role": "tool",
-                        "tool_call_id": call["toolUseId"],
-                        "name": call["name"],
-                        "content": content(result_texts),
-                    }
-                )
-        if texts or not shown:
-            written.append({"role": "user", "content": content(texts)})
-    return written
-
-
-def openai_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]] | None:
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool["description"],
-                "parameters": tool["inputSchema"]["json"],
-            },
-        }
-        for tool in tools or ()
-    ] or None
-
-
-def plain(
-    tokenizer: Any,
-    messages: Sequence[Any],
-    system: str | None = None,
-    tools: Any = None,
-    prompt: bool = True,
-    **form: Any,
-) -> str:
-    """Render a conversation with transformers alone."""
-    return str(
-        tokenizer.apply_chat_template(
-            openai_messages(messages, system, **form),
-            tools=openai_tools(tools),
-            add_generation_prompt=prompt,
-            tokenize=False,
-        )
-    )
