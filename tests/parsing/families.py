@@ -330,6 +330,11 @@ HY = ":opensource"
 HY_TAGS = tuple(f"{tag[:-1]}{HY}>" for tag in ("<tool_calls>", "</tool_calls>", "<tool_sep>", *GLM))
 
 
+TYPED: dict[str, Any] = {"typed": True, "json_arguments": False}
+UNFORCED: dict[str, Any] = {"json_arguments": False, "forced": False}
+ALONE: dict[str, Any] = {"text_before": False, "think": None}
+
+
 def tags(word: str) -> tuple[str, str]:
     return f"<{word}>", f"</{word}>"
 
@@ -340,41 +345,30 @@ CALL_FAMILIES = {
         Family("hermes", CALL, in_tags("tool_call")),
         Family("ernie45", CALL, in_tags("tool_call")),
         Family("longcat", tags("longcat_tool_call"), in_tags("longcat_tool_call"), think=tags("longcat_think")),
-        Family("qwen3_coder", CALL, functions("tool_call", "\n", plain), typed=True, json_arguments=False),
-        Family("mimo", CALL, functions("tool_call", "", plain), typed=True, json_arguments=False),
+        Family("qwen3_coder", CALL, functions("tool_call", "\n", plain), **TYPED),
+        Family("mimo", CALL, functions("tool_call", "", plain), **TYPED),
         Family(
             "seed_oss",
             tags("seed:tool_call"),
             functions("seed:tool_call", "", python),
-            typed=True,
-            json_arguments=False,
+            **TYPED,
             think=tags("seed:think"),
         ),
-        Family("glm45", GLM, arg_keys(""), typed=True, json_arguments=False),
+        Family("glm45", GLM, arg_keys(""), **TYPED),
         Family(
             "longcat2",
             tuple(f"{tag[: tag.index(tag.strip('</'))]}longcat_{tag.strip('</')}" for tag in GLM),
             arg_keys("longcat_"),
-            typed=True,
-            json_arguments=False,
+            **TYPED,
             think=tags("longcat_think"),
         ),
-        Family("step3", STEP3, step3, typed=True, json_arguments=False, forced=False),
-        Family(
-            "kimi_k3",
-            XTML,
-            kimi_k3,
-            think=XTML_THINK,
-            json_arguments=False,
-            forced=False,
-            bare_prefix="<|open|>tools<|sep|>",
-        ),
+        Family("step3", STEP3, step3, **TYPED, forced=False),
+        Family("kimi_k3", XTML, kimi_k3, think=XTML_THINK, **UNFORCED, bare_prefix="<|open|>tools<|sep|>"),
         Family(
             "minimax_m3",
             ("]<]minimax[>[",),
             minimax_m3,
-            typed=True,
-            json_arguments=False,
+            **TYPED,
             think=tags("mm:think"),
             nested=False,
             forced=False,
@@ -384,12 +378,11 @@ CALL_FAMILIES = {
             "muse_glimmer",
             ("<|start|>", "<|message|>", "<|eom|>"),
             muse_glimmer,
-            typed=True,
-            json_arguments=False,
+            **TYPED,
             think=("to=self<|message|>", "<|eom|>"),
             forced=False,
         ),
-        Family("hy_v3", HY_TAGS, hy_v3, typed=True, json_arguments=False, think=(f"<think{HY}>", f"</think{HY}>")),
+        Family("hy_v3", HY_TAGS, hy_v3, **TYPED, think=(f"<think{HY}>", f"</think{HY}>")),
         Family("hunyuan_a13b", tags("tool_calls"), between("<tool_calls>", "</tool_calls>", array)),
         Family(
             "cohere_command",
@@ -397,21 +390,20 @@ CALL_FAMILIES = {
             between("<|START_ACTION|>", "<|END_ACTION|>", cohere),
             think=("<|START_THINKING|>", "<|END_THINKING|>"),
         ),
-        Family("lfm2", LFM2, between(*LFM2, pythonic), keys=WORDS, json_arguments=False, forced=False),
+        Family("lfm2", LFM2, between(*LFM2, pythonic), keys=WORDS, **UNFORCED),
         Family(
             "olmo3",
             tags("function_calls"),
             between("<function_calls>", "</function_calls>", lines),
             keys=WORDS,
-            json_arguments=False,
-            forced=False,
+            **UNFORCED,
         ),
-        Family("glm47", GLM, glm47, typed=True, json_arguments=False),
+        Family("glm47", GLM, glm47, **TYPED),
         Family("deepseek_v3", DEEPSEEK, deepseek_v3),
         Family("deepseek_v31", DEEPSEEK, deepseek_v31),
         Family("kimi_k2", KIMI, kimi_k2),
         *(
-            Family(name, tags(section), invokes(section), typed=True, json_arguments=False)
+            Family(name, tags(section), invokes(section), **TYPED)
             for name, section in (("minimax_m2", "minimax:tool_call"), ("dots", "dots_function_call"))
         ),
         Family(
@@ -435,36 +427,16 @@ CALL_FAMILIES = {
             forced=False,
             bare_prefix="<|channel|>commentary to= ",
         ),
-        Family(
-            "llama3_json", ("<|python_tag|>",), llama3_json, text_before=False, think=None, bare_prefix='{"name":  '
-        ),
-        Family("llama4_json", PYTHON, llama4_json, text_before=False, think=None, bare_prefix='{"name":  '),
+        Family("llama3_json", ("<|python_tag|>",), llama3_json, **ALONE, bare_prefix='{"name":  '),
+        Family("llama4_json", PYTHON, llama4_json, **ALONE, bare_prefix='{"name":  '),
         Family("mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), mistral, think=BRACKETS),
         Family("granite", ("<|tool_call|>",), prefixed("<|tool_call|>"), think=None),
-        Family("phi4_mini", (), prefixed("functools"), text_before=False, think=None, bare_prefix="functools[ "),
+        Family("phi4_mini", (), prefixed("functools"), **ALONE, bare_prefix="functools[ "),
         Family("xlam", (), xlam, text_before=False, bare_prefix='[{"name":  '),
-        Family(
-            "pythonic",
-            (),
-            pythonic,
-            keys=WORDS,
-            text_before=False,
-            think=None,
-            json_arguments=False,
-            forced=False,
-            bare_prefix="[look( ",
-        ),
-        Family(
-            "llama4_pythonic",
-            PYTHON,
-            between(*PYTHON, pythonic),
-            keys=WORDS,
-            think=None,
-            json_arguments=False,
-            forced=False,
-        ),
+        Family("pythonic", (), pythonic, keys=WORDS, **ALONE, **UNFORCED, bare_prefix="[look( "),
+        Family("llama4_pythonic", PYTHON, between(*PYTHON, pythonic), keys=WORDS, think=None, **UNFORCED),
         *(
-            Family(name, words, gemma(*words), think=think, json_arguments=False, forced=False)
+            Family(name, words, gemma(*words), think=think, **UNFORCED)
             for name, words, think in (
                 ("gemma4", ("<|tool_call>", "<tool_call|>", '<|"|>'), ("<|channel>thought\n", "<channel|>")),
                 ("functiongemma", ("<start_function_call>", "<end_function_call>", "<escape>"), None),
