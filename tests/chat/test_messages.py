@@ -288,8 +288,9 @@ def test_nested_schemas_reach_the_prompt_unchanged(described: bool) -> None:
 
 
 def test_reasoning_without_text_shows_nothing() -> None:
-    message: Any = {"role": "assistant", "content": [{"reasoningContent": {"redactedContent": b"?"}}, {"text": "a"}]}
-    assert translated(template_messages([message])) == [{"role": "assistant", "content": "a"}]
+    hidden: Any = {"reasoningContent": {"redactedContent": b"?"}}
+    message: Message = {"role": "assistant", "content": [hidden, {"text": "a"}, {"text": "b"}]}
+    assert translated(template_messages([message])) == [{"role": "assistant", "content": "a\nb"}]
 
 
 @settings(deadline=None, max_examples=40)
