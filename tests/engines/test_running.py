@@ -42,7 +42,7 @@ async def test_a_block_has_a_server_and_leaves_none_and_the_loop_lives(
 @pytest.mark.parametrize("after_s", [0.05, 0.6])
 async def test_cancelling_a_start_leaves_nothing(fake: EngineSpec, model: Path, cache: Path, after_s: float) -> None:
     async def use() -> None:
-        async with engines.running(fake, model=model, server_args=["--deaf"]):
+        async with engines.running(fake, model=model, server_args=["--deaf"], timeout_s=3600):
             pass
 
     task = asyncio.create_task(use())
