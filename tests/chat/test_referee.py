@@ -142,6 +142,9 @@ def test_text_comes_after_the_results_and_in_one_message() -> None:
     written = tool_messages({"text": "x"}, result("b", "bb"), {"text": "y"}, result("a", "aa"))
     assert [(m["role"], m["content"]) for m in written] == [("tool", "aa"), ("tool", "bb"), ("user", "x\ny")]
     assert tool_messages({"text": ""}) == [{"role": "user", "content": ""}]
+    shown = result("a", "x")
+    shown["toolResult"]["content"].append({"json": {"é": ["y", None]}})
+    assert tool_messages(shown)[0]["content"] == 'x\n{"é": ["y", null]}'
 
 
 @given(st.text(max_size=12), st.from_regex(r"\A[a-zA-Z0-9]{9}\Z"))
