@@ -1,6 +1,6 @@
 """Refresh what the pages paste: tables of commands and settings, the notebook as a page, and outputs of commands.
 
-    python tools/pages.py                 # cli, settings and notebook: seconds
+    python tools/pages.py                 # cli, settings, gateways and notebook: seconds
     python tools/pages.py demo demo_images tests      # run these make targets and paste their output: minutes
     python tools/pages.py screenshots     # take the pictures of docs/view.md: a minute, needs a Chromium
     python tools/pages.py --check         # exit with 1 if cli, settings or notebook is not current
@@ -70,6 +70,10 @@ def current_pages() -> Iterator[tuple[Path, str]]:
     for name, table in settings_tables():
         text = with_block(text, name, table)
     yield page, text
+    page, text = ROOT / "docs/gateways.md", (ROOT / "docs/gateways.md").read_text(encoding="utf-8")
+    for name, made in gateway_tables():
+        text = with_block(text, name, made)
+    yield page, text
 
 
 def with_block(text: str, name: str, content: str) -> str:
@@ -93,6 +97,43 @@ def command_tables() -> str:
 
     cli.add_commands()
     return "\n\n".join(_sections(typer.main.get_command(cli.app), "tito"))
+
+
+def gateway_tables() -> Iterator[tuple[str, str]]:
+    """Yield a block's name and its text: what each gateway passes, from the reports in `evidence/gateways`."""
+    from tito_conformance.gateway.checks import CHECKS
+
+    reports = [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "evidence/gateways").glob("*.json"))
+    ]
+    cells = {"passed": "yes", "failed": "**no**", "not applicable": "-"}
+    found = [{each["name"]: each for each in report["checks"]} for report in reports]
+    heads = [f"{_one_line(_gateway(report)).replace(' ', '<br>')}" for report in reports]
+    rows = [f"| {' | '.join(['check', *heads])} |", f"| --- |{' --- |' * len(reports)}"]
+    for name in CHECKS:
+        results = [cells[each[name]["result"]] if name in each else "" for each in found]
+        rows.append(f"| {' | '.join([f'`{name}`', *results])} |")
+    counts = [sum(each["result"] == "passed" for each in checks.values()) for checks in found]
+    rows.append(f"| {' | '.join(['passed', *map(str, counts)])} |")
+    yield "gateways", "\n".join(rows)
+    yield "checks", "\n".join(f"- `{name}`: {each.about}" for name, each in CHECKS.items())
+    yield "findings", "\n\n".join(map(_findings, reports))
+
+
+def _gateway(report: Mapping[str, Any]) -> str:
+    facts = report["gateway"]
+    return " ".join(part for part in (facts["name"], facts["version"], facts["variant"], report["wire"]) if part)
+
+
+def _findings(report: Mapping[str, Any]) -> str:
+    facts = report["gateway"]
+    setup = [f"{report['date']}, seed {report['seed']}", f"`pip install {facts['pip']}`", f"Python {facts['python']}"]
+    lines = [f"#### {_gateway(report)}", "", f"{'; '.join([*setup, facts['note']] if facts['note'] else setup)}.", ""]
+    for each in report["checks"]:
+        if each["result"] != "passed":
+            detail = " ".join(each["detail"].split()).replace("`", "'").replace("<", "&lt;")
+            lines.append(f"- `{each['name']}`, {each['result']}: {detail}")
+    return "\n".join(lines)
 
 
 def settings_tables() -> Iterator[tuple[str, str]]:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from typer.testing import CliRunner, Result
 
 from gateway.toy import DEFECTS, Toy
-from tito_conformance.gateway.adapter import HttpGateway
-from tito_conformance.gateway.checks import CHECKS
-from tito_conformance.gateway.engine import load
+from strands_tito import cli
+from support.pages import ROOT
+from tito_conformance.gateway.adapter import ADAPTERS, HttpGateway
+from tito_conformance.gateway.checks import CHECKS, Verdict
+from tito_conformance.gateway.engine import Engine, load
 from tito_conformance.gateway.run import FAILED, Report, run
+from tito_conformance.testing import ScriptedRequest
 from tito_engines.models import qwen3_instruct
+
+HERE = Path(__file__).parent
 
 
 @cache
@@ -70,3 +79,88 @@ def test_every_defect_is_caught(defect: str) -> None:
 
 def test_every_check_catches_a_defect() -> None:
     assert {*CHECKS} - {*DEFECTS.values()} == set()
+
+
+# The command
+
+
+def command(*options: str) -> Result:
+    cli.add_commands()
+    return CliRunner().invoke(cli.app, ["conformance", *options])
+
+
+def test_the_command_runs_an_adapters_file_in_a_process_of_its_own(tmp_path: Path) -> None:
+    chosen = ["--check", "prefix", "--check", "usage", "--report", str(tmp_path)]
+    result = command("--gateway", str(HERE / "toy_adapter.py"), *chosen)
+    assert result.exit_code == 0, result.output
+    assert "2 passed, 0 failed" in result.output
+    result = command("--gateway", f"{HERE / 'toy_adapter.py'}:usage missing", *chosen)
+    assert result.exit_code == 1, result.output
+    report = json.loads((tmp_path / "toy-usage missing-vllm.json").read_text())
+    assert {each["name"]: each["result"] for each in report["checks"]} == {"prefix": "passed", "usage": "failed"}
+    assert report["gateway"]["note"] == "has no usage"
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (["--gateway", "none-such"], 4, "Available: agentcore-rl-toolkit,"),
+        (["--gateway", "rllm-model-gateway"], 4, "Make an environment with Python 3.10 and later, run `pip install"),
+        (["--gateway", "rllm-model-gateway", "--python", "/none"], 4, "cannot run /none"),
+        (["--gateway", "x", "--check", "none"], 2, "Unknown check 'none'"),
+        (["--gateway", "http://127.0.0.1:9"], 2, "needs --engine-port and --wire"),
+        ([], 2, "Missing option '--backend'"),
+    ],
+)
+def test_the_command_says_what_is_wrong(options: list[str], status: int, words: str) -> None:
+    result = command(*options)
+    assert result.exit_code == status
+    assert words in " ".join(re.sub("[│╭╮╰╯─]", " ", result.output).split())
+
+
+# The judge
+
+
+class Toolless(ToyGateway):
+    """A gateway whose adapter declares that nothing is its own."""
+
+    def __init__(self, defect: str) -> None:
+        super().__init__(defect)
+        self.facts = replace(self.facts, token_in=False, renders="engine", aborts=False, streams=False)
+
+
+@pytest.mark.parametrize(
+    ("defect", "check"),
+    [
+        ("render again", "prefix"),
+        ("content as control", "control_words_stay_text"),
+        ("abandoned is kept", "disconnect"),
+    ],
+)
+def test_what_a_gateway_does_not_claim_is_measured_and_not_held_against_it(defect: str, check: str) -> None:
+    [verdict] = asyncio.run(run(Toolless(defect), str(tokenizer()), wire="vllm", checks=[check])).verdicts
+    assert verdict.result == "not applicable"
+    assert "measured: " in verdict.detail
+
+
+def test_a_check_that_needs_what_a_gateway_lacks_says_so() -> None:
+    [verdict] = asyncio.run(run(Toolless(""), str(tokenizer()), wire="vllm", checks=["stream_equals_plain"])).verdicts
+    assert verdict == Verdict("stream_equals_plain", "not applicable", "the gateway has no streams here")
+
+
+@pytest.mark.parametrize("wire", ["vllm", "sglang"])
+def test_samples_are_not_what_encoding_their_text_gives(wire: str) -> None:
+    engine = Engine(wire, str(tokenizer()), seed=1)
+    encode, decode = engine.tokenizer.encode, engine.tokenizer.decode
+    for number, kind in enumerate(("text", "call", "calls", "canonical", "text")):
+        prompt = tuple(encode(f"nonce-1 with:{kind}"))
+        answer = engine.scripted.script(ScriptedRequest(prompt, number=number))
+        assert (encode(decode(answer.output_ids)) == list(answer.output_ids)) == (kind == "canonical")
+        assert answer.logprobs is not None
+        assert len({*answer.logprobs}) == len(answer.output_ids)
+
+
+def test_the_page_shows_an_adapter_as_it_is() -> None:
+    page = (ROOT / "docs/gateways.md").read_text()
+    assert f"```python\n{(ADAPTERS / 'rllm_model_gateway.py').read_text()}```" in page
+    assert all(path.stem.replace("_", "-") in page for path in ADAPTERS.glob("*.py"))

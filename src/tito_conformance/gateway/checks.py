@@ -41,10 +41,6 @@ CUT = 12
 """A limit in tokens that ends an answer inside its call."""
 
 
-class NotApplicable(Exception):
-    """The check does not apply to this gateway, for the reason given."""
-
-
 @dataclass(slots=True)
 class Play:
     """One gateway before one engine: what a check plays with."""
@@ -104,7 +100,7 @@ class Check:
     """One check.
 
     Attributes:
-        run: Plays it; raises `Failed` or `NotApplicable`.
+        run: Plays it; raises `Failed`.
         about: One sentence: what must hold.
         needs: What the gateway must offer: "tools", "streams".
         measures: What the check measures, if the gateway leaves it to the engine or does not claim it: "token_in",
@@ -151,8 +147,6 @@ async def judge(play: Play, name: str) -> Verdict:
         return Verdict(name, "not applicable", f"the gateway has no {' and no '.join(lacking)} here")
     try:
         await tried.run(play)
-    except NotApplicable as reason:
-        return Verdict(name, "not applicable", str(reason))
     except (Failed, GatewayError) as failed:
         if tried.measures and getattr(facts, tried.measures) in (False, "engine"):
             return Verdict(name, "not applicable", f"{EXCUSES[tried.measures]}; measured: {failed}")
