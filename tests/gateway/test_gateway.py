@@ -29,7 +29,14 @@ ADD = {
     "function": {
         "name": "add",
         "description": "Add numbers.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "number"},
+                "b": {"type": "number"},
+                "all": {"type": "boolean", "default": False},
+            },
+        },
     },
 }
 THINKS = "<think>\nSo.\n</think>\n\n"
@@ -113,6 +120,7 @@ SPELLINGS: dict[str, tuple[Any, set[str]]] = {
     "key order": (lambda a: _echo(a, tool_calls=_call(a, arguments='{"b":2,"a":1.0}')), set()),
     "whole numbers": (lambda a: _echo(a, tool_calls=_call(a, arguments='{"a": 1, "b": 2}')), {"arguments"}),
     "blanks": (lambda a: _echo(a, content=f"\n {a['content']}  "), {"blanks"}),
+    "defaults": (lambda a: _echo(a, tool_calls=_call(a, arguments='{"a": 1.0, "b": 2, "all": false}')), {"defaults"}),
     "new ids": (lambda a: _echo(a, tool_calls=_call(a, id="toolu_1")), {"ids"}),
     "no reasoning": (lambda a: _echo(a, reasoning_content=None), {"reasoning"}),
     "all": (
@@ -162,12 +170,45 @@ async def test_another_content_is_a_branch(change: str) -> None:
         assert gateway.ledger("s")[1].draft.branch is not None
 
 
-@pytest.mark.parametrize("off", ["arguments", "blanks", "ids", "reasoning"])
+@pytest.mark.parametrize("off", NORMALISERS[:5])
 async def test_each_normaliser_can_be_turned_off(off: str) -> None:
     spell = next(spell for spell, names in SPELLINGS.values() if names == {off})
     async with gateway_of(ANSWER, "Three.", normalisers=set(NORMALISERS) - {off}) as gateway:
         _, rows = await _second_turn(gateway, spell)
         assert len(rows) == 2
+
+
+SIBLINGS: dict[str, tuple[str, str, Any]] = {
+    "ids": (ANSWER, ANSWER.replace("So", "Yes"), lambda a: _echo(a, reasoning_content=None)),
+    "numbers": (call("add", '{"a": 1}'), call("add", '{"a": 1.0}'), lambda a: _echo(a, tool_calls=_call(a, id="x"))),
+    "reasoning": ("Three.", THINKS + "Three.", lambda a: _echo(a, content="Three. ")),
+    "two calls": (call("add", "{}") * 2, call("add", "{}"), lambda a: _echo(a, tool_calls=_call(a, id="x") * 2)),
+}
+
+
+@pytest.mark.parametrize("case", SIBLINGS)
+async def test_of_siblings_the_one_with_the_fewest_differences_goes_on(case: str) -> None:
+    first_answer, second_answer, spell = SIBLINGS[case]
+    async with gateway_of(first_answer, second_answer, "So.") as gateway:
+        client = Client(gateway)
+        echoed = spell(await client.chat(HELLO))
+        await client.chat(HELLO)
+        calls = echoed.get("tool_calls") or ()
+        results = [{"role": "tool", "tool_call_id": each["id"], "content": "3"} for each in calls]
+        await client.chat([*HELLO, echoed, *(results or [{"role": "user", "content": "And?"}])])
+        # Two calls of one id are nobody's spelling: whose result is whose would be a guess.
+        assert gateway.ledger("s")[2].parent == (None if case == "two calls" else 0)
+
+
+async def test_a_sibling_sampled_later_leaves_other_paths_alone() -> None:
+    thinks = [THINKS.replace("So", word) + "Go on." for word in ("One", "Two")]
+    async with gateway_of(thinks[0], "Yes.", thinks[1], "No.") as gateway:
+        client = Client(gateway)
+        said = [*HELLO, _echo(await client.chat(HELLO), reasoning_content=None), {"role": "user", "content": "And?"}]
+        answer = await client.chat(said)
+        await client.chat(HELLO)
+        await client.chat([*said, _echo(answer), {"role": "user", "content": "So?"}])
+        assert [row["turns"] for row in await client.trajectories()] == [[2], [0, 1, 3]]
 
 
 async def test_a_volatile_line_of_the_system_prompt_continues_the_path() -> None:

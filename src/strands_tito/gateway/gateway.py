@@ -419,7 +419,7 @@ class Gateway:
             return session, self._recognised(session, turn)
         candidates = self._answers.get(key_of_answer(turn.messages), ())
         found = [(each, self._recognised(each, turn)) for each in candidates if each.termination is None]
-        continuing = [(session, recognised) for session, recognised in found if recognised.continues]
+        continuing = [(session, recognised) for session, recognised in found if recognised.answer]
         if not continuing:
             session = self._new(place)
             return session, self._recognised(session, turn)

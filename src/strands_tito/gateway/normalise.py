@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ ARGUMENTS, BLANKS, DEFAULTS, IDS, REASONING, VOLATILE = NORMALISERS
 - reasoning: an answer's reasoning is left out.
 - volatile: lines of the system prompt that change with each request; see `_VOLATILE`.
 """
-_VOLATILE = re.compile(r"^x-anthropic-billing-header:.*$", re.MULTILINE)
+_VOLATILE = re.compile(r"^(x-anthropic-billing-header:).*$", re.MULTILINE)
 """Lines that a harness makes anew for each request. Claude Code 2 begins its system prompt with one."""
 
 
@@ -47,7 +48,7 @@ class Recognised(NamedTuple):
         used: How often each normaliser was needed.
         node: Where the known beginning ends, or None if not even the opening is known.
         digest: Digest of the whole history.
-        continues: Whether the history continues a sampled answer: its last assistant message is one.
+        answer: The last assistant message, where it is a sampled answer; else None.
     """
 
     system: str | None
@@ -55,7 +56,21 @@ class Recognised(NamedTuple):
     used: Mapping[str, int]
     node: Node | None
     digest: bytes
-    continues: bool
+    answer: Node | None
+
+
+class _Way(NamedTuple):
+    """A known beginning of a history: the last node, how many sampled answers it has, and its differences."""
+
+    node: Node
+    answers: int = 0
+    used: tuple[str, ...] = ()
+    ids: Mapping[str, str] = {}
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """More answers first; among as many, equal ids, which no two answers share; then fewer differences."""
+        return self.answers, -self.used.count(IDS), -len(self.used)
 
 
 def recognise(
@@ -68,6 +83,8 @@ def recognise(
 ) -> Recognised:
     """Replace the messages that a ledger knows in another spelling by its own.
 
+    Several siblings may have a message's spelling. All of them are followed, and the best way is taken: see `_Way`.
+
     Args:
         ledger: The ledger.
         system: The system prompt, or None.
@@ -76,36 +93,40 @@ def recognise(
         messages: The whole history.
         allowed: The normalisers to use.
     """
-    used: dict[str, int] = {}
+    used: tuple[str, ...] = ()
     opening = opening_of(system, tools, template)
     match = ledger.match([opening])
     node: Node | None = match.node if match.known else None
     if node is None and VOLATILE in allowed:
-        node = next((each for each in match.root.children if _is_same_opening(each.message, opening)), None)
+        node = next((each for each in match.root.children if _steady(each.message) == _steady(opening)), None)
         if node is not None:
-            used[VOLATILE], system = 1, node.message["system"]
-    known, renamed = list(messages), dict[str, str]()
+            used, system = (VOLATILE,), node.message["system"]
+    if node is None:
+        return Recognised(system, messages, {}, None, _digest(b"", [opening, *messages]), None)
+    levels = [[_Way(node, used=used)]]
+    for message in messages:
+        ways = [longer for way in levels[-1] for longer in _longer(way, message, tools or (), allowed)]
+        if not ways:
+            break
+        levels.append(ways)
+    best = max((way for ways in reversed(levels) for way in ways), key=lambda way: way.rank)
+    nodes = [*best.node.upward()][::-1][1:]
+    known = [
+        plain_copy(node.message) if node.message != message else message
+        for node, message in zip(nodes, messages, strict=False)
+    ]
+    new = messages[len(nodes) :]
+    known += [_with_ids(each, best.ids) for each in new[:1]] + new[1:]
     answered = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
-    continues, new = False, 0
-    for i, message in enumerate(messages):
-        if node is None:
-            break
-        if renamed and message["role"] == "user":
-            known[i] = message = _with_ids(message, renamed)
-        child = node.child(message)
-        if child is None and message["role"] == "assistant":
-            child, differences = _spelled_otherwise(node, message, tools or (), allowed)
-            if child is not None:
-                known[i] = plain_copy(child.message)
-                renamed.update(zip(_call_ids(message), _call_ids(known[i]), strict=True))
-                used.update({name: used.get(name, 0) + 1 for name in differences})
-        if child is None:
-            break
-        node, continues, new = child, (i == answered and bool(child.turns)) or continues, i + 1
-    digest = extended(b"", opening) if node is None else node.digest
-    for message in known[new:]:
-        digest = extended(digest, message)
-    return Recognised(system, known, used, node, digest, continues)
+    answer = nodes[answered] if 0 <= answered < len(nodes) and nodes[answered].turns else None
+    digest = _digest(best.node.digest, known[len(nodes) :])
+    return Recognised(system, known, Counter(best.used), best.node, digest, answer)
+
+
+def _digest(digest: bytes, items: Sequence[Any]) -> bytes:
+    for item in items:
+        digest = extended(digest, item)
+    return digest
 
 
 def key_of_answer(messages: Sequence[Message]) -> str:
@@ -127,44 +148,40 @@ def latest_turn(node: Node | None) -> int | None:
     return max(turns, default=None)
 
 
-def _is_same_opening(known: Mapping[str, Any], opening: Mapping[str, Any]) -> bool:
-    return {**known, "system": None} == {**opening, "system": None} and _steady(known) == _steady(opening)
+def _steady(opening: Mapping[str, Any]) -> dict[str, Any]:
+    return {**opening, "system": _VOLATILE.sub(r"\1", opening["system"] or "")}
 
 
-def _steady(opening: Mapping[str, Any]) -> str:
-    return _VOLATILE.sub("", opening["system"] or "")
-
-
-def _spelled_otherwise(
-    node: Node, message: Message, tools: Sequence[ToolSpec], allowed: Collection[str]
-) -> tuple[Node | None, set[str]]:
-    """Return the sampled answer after a node that a message spells in another way, and the normalisers for it."""
-    for child in node.children:
-        differences = _differences(child.message, message, tools) if child.turns else None
+def _longer(way: _Way, message: Message, tools: Sequence[ToolSpec], allowed: Collection[str]) -> list[_Way]:
+    """Return the ways on which the ledger knows one more message, newest first."""
+    if message["role"] == "user":
+        child = way.node.child(_with_ids(message, way.ids))
+        return [] if child is None else [way._replace(node=child)]
+    ways = []
+    for child in way.node.children:
+        differences = set() if child.message == message else _differences(child, message, tools)
         if differences is not None and differences.issubset(allowed):
-            return child, differences
-    return None, set()
+            ids = dict(zip(_call_ids(message), _call_ids(child.message), strict=True)) if differences else {}
+            ways.append(_Way(child, way.answers + bool(child.turns), (*way.used, *differences), ids))
+    return ways
 
 
-def _differences(known: Mapping[str, Any], message: Message, tools: Sequence[ToolSpec]) -> set[str] | None:
-    """Return the normalisers that make two assistant messages equal, or None if none do."""
-    (reasoning, text, calls), (own_reasoning, own_text, own_calls) = _parts(known), _parts(message)
-    used = set[str]()
-    if own_reasoning != reasoning:
-        used.add(REASONING if not own_reasoning else BLANKS)
-        if own_reasoning and own_reasoning.strip() != reasoning.strip():
-            return None
-    if own_text != text:
-        used.add(BLANKS)
-        if own_text.strip() != text.strip():
-            return None
-    if len(calls) != len(own_calls):
+def _differences(answer: Node, message: Message, tools: Sequence[ToolSpec]) -> set[str] | None:
+    """Return the normalisers that make a sampled answer and a message equal, or None if none do."""
+    (reasoning, text, calls), (own_reasoning, own_text, own_calls) = _parts(answer.message), _parts(message)
+    ids = _call_ids(message)
+    if not answer.turns or [call["name"] for call in calls] != [call["name"] for call in own_calls]:
         return None
-    for call, own in zip(calls, own_calls, strict=True):
-        if call["name"] != own["name"]:
+    used = {REASONING} if reasoning and not own_reasoning else set()
+    for known, own in ((reasoning, own_reasoning or reasoning), (text, own_text)):
+        if known.strip() != own.strip():
             return None
-        if call["toolUseId"] != own["toolUseId"]:
-            used.add(IDS)
+        used |= {BLANKS} if known != own else set()
+    if ids != _call_ids(answer.message):
+        if len(set(ids)) < len(ids):  # whose result is whose would be a guess
+            return None
+        used.add(IDS)
+    for call, own in zip(calls, own_calls, strict=True):
         if call["input"] != own["input"]:
             sent, sampled = own["input"], plain_copy(call["input"])
             if not isinstance(sent, dict):
@@ -214,13 +231,14 @@ def _call_ids(message: Message) -> list[str]:
     return [block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block]
 
 
-def _with_ids(message: Message, renamed: Mapping[str, str]) -> Message:
+def _with_ids(message: Message, ids: Mapping[str, str]) -> Message:
     """Return a message whose results name the ledger's calls."""
-    return {"role": message["role"], "content": [_named(block, renamed) for block in message["content"]]}
-
-
-def _named(block: Any, renamed: Mapping[str, str]) -> Any:
-    if "toolResult" not in block:
-        return block
-    result = block["toolResult"]
-    return {"toolResult": {**result, "toolUseId": renamed.get(result["toolUseId"], result["toolUseId"])}}
+    if not ids:
+        return message
+    content: list[Any] = [
+        {"toolResult": {**result, "toolUseId": ids.get(result["toolUseId"], result["toolUseId"])}}
+        if (result := block.get("toolResult"))
+        else block
+        for block in message["content"]
+    ]
+    return {"role": message["role"], "content": content}

@@ -17,7 +17,7 @@ import aiohttp
 from tito_conformance.gateway.adapter import Gateway, GatewayError
 from tito_conformance.gateway.audit import Row, check_extends, check_rows, check_trained, trained
 from tito_conformance.gateway.engine import CONTEXT, Engine
-from tito_conformance.gateway.session import RETRY, SYSTEM, Failed, Reply, Session
+from tito_conformance.gateway.session import RETRY, SYSTEM, Failed, NotApplicable, Reply, Session
 
 ABORT_S = 5.0
 """How long a gateway may take to abort the engine's request after its client left."""
@@ -151,6 +151,8 @@ async def judge(play: Play, name: str) -> Verdict:
         if tried.measures and getattr(facts, tried.measures) in (False, "engine"):
             return Verdict(name, "not applicable", f"{EXCUSES[tried.measures]}; measured: {failed}")
         return Verdict(name, "failed", str(failed))
+    except NotApplicable as reason:
+        return Verdict(name, "not applicable", str(reason))
     finally:
         play.engine.held = ""
     return Verdict(name, "passed")
