@@ -232,23 +232,42 @@ async def test_sessions_are_named_by_address_or_key_and_never_crossed() -> None:
         assert names == ["a", "b", "tasks/t/groups/g/samples/0"]
         labelled = gateway.ledgers[2].header
         assert (labelled.group_id, labelled.task_id, labelled.user["samples"]) == ("g", "t", "0")
-        refused = await Client(gateway, "/sessions/a", "other:a").post("/v1/chat/completions", messages=HELLO)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        for path, key, status in (
+            ("/sessions/a", "other:a", 401),
+            ("/sessions/%ff", "door", 400),  # else it would be one with %fe
+            ("/sessions//v1", "door", 404),
+            ("/sessions/a/sessions/b", "door", 404),
+        ):
+            refused = await Client(gateway, path, key).post("/v1/chat/completions", messages=HELLO)
+            assert refused.status_code == status, path
+            assert refused.json()["error"]["message"]
+        await Client(gateway, "/sessions/a%2Fb%2525", "door").chat(HELLO)
+        assert len(gateway.ledger("a/b%25")) == 1
+    for wrong in ({"host": "0.0.0.0"}, {"api_key": ""}, {"api_key": "a:b"}):
+        with pytest.raises(ValueError, match="api_key"):
+            Gateway(gateway.policy, **wrong)
 
 
 async def test_without_a_name_content_decides_and_equal_prompts_are_rollouts_of_their_own() -> None:
-    async with gateway_of("Same.") as gateway:
+    async with gateway_of("Same.", latency=0.01) as gateway:
         client = Client(gateway, "")
         answers = await asyncio.gather(*(client.chat(HELLO) for _ in range(3)))
         assert [len(ledger) for ledger in gateway.ledgers] == [1, 1, 1]
-        for answer in answers:  # equal answers: each continuation takes one that was not continued
-            await client.chat([*HELLO, _echo(answer), {"role": "user", "content": "And?"}])
+        # Equal answers: each continuation takes one that was not continued, though all come at once.
+        said = [[*HELLO, _echo(answer), {"role": "user", "content": "And?"}] for answer in answers]
+        await asyncio.gather(*(client.chat(each) for each in said))
         assert [len(ledger) for ledger in gateway.ledgers] == [2, 2, 2]
         note = {"role": "assistant", "content": "A note of the harness."}
         await client.chat([*HELLO, note, {"role": "user", "content": "And?"}])
         assert [len(ledger.trajectories) for ledger in gateway.ledgers] == [1, 1, 1, 1]
-        for ledger in gateway.ledgers:
+        assert (
+            await client.post("/v1/chat/completions", messages=[{"role": "user", "content": [{}]}])
+        ).status_code == 400
+        assert (await client.post("/v1/chat/completions", messages=[])).status_code == 400
+        assert len(gateway.ledgers) == 4  # what is refused begins none
+        for ledger in gateway.ledgers[1:]:
             await gateway.end(ledger.uuid)
+        await client.http.delete(f"/sessions/{gateway.ledgers[-1].uuid}")
         assert not gateway._answers
 
 
@@ -260,6 +279,18 @@ async def test_an_equal_request_while_the_first_runs_is_one_turn_and_afterwards_
         assert len(gateway.ledger("s")) == 1
         assert (await client.chat(HELLO))["content"] == "Two."
         assert [row["turns"] for row in await client.trajectories()] == [[0], [1]]
+
+
+async def test_a_retry_gets_its_own_sample_after_one_that_was_refused() -> None:
+    async with gateway_of("One.", "Two.", "Three.", latency=0.01, max_turns=1) as gateway:
+        client = Client(gateway)
+        await client.chat(HELLO)
+        body: dict[str, Any] = {"model": "any", "messages": HELLO, "tools": [ADD]}
+        path = "/sessions/s/v1/chat/completions"
+        asked = [client.http.post(path, json=each) for each in ({"messages": HELLO[1:]}, body)]
+        assert [each.status_code for each in await asyncio.gather(*asked)] == [200, 429]
+        retried = await client.http.post(path, json=body, headers={"x-stainless-retry-count": "1"})
+        assert retried.json()["choices"][0]["message"]["content"] == "Three."
 
 
 async def test_an_answer_that_was_not_written_whole_is_kept_for_the_retry() -> None:
@@ -286,6 +317,8 @@ async def test_a_client_that_goes_away_aborts_the_request_and_leaves_nothing() -
             engine = model.scripted  # type: ignore[attr-defined]
             while not engine.running:
                 await asyncio.sleep(0.01)
+            for busy in (Client(gateway).post("/end"), Client(gateway).http.delete("/sessions/s")):
+                assert (await busy).json()["error"]["code"] == "session_busy"
             writer.close()
             while engine.running:
                 await asyncio.sleep(0.01)
@@ -293,13 +326,26 @@ async def test_a_client_that_goes_away_aborts_the_request_and_leaves_nothing() -
         assert len(gateway.ledger("s")) == 0
 
 
+async def test_a_gateway_that_stops_aborts_the_requests_of_clients_in_its_process() -> None:
+    model = model_of("vllm", Says("One."), latency=3600.0)
+    async with Gateway(model.policy) as gateway:
+        asked = asyncio.create_task(Client(gateway).post("/v1/chat/completions", messages=HELLO))
+        while not model.scripted.running:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+    assert not model.scripted.running  # type: ignore[attr-defined]
+    assert (await asked).json()["error"]["code"] == "stopping"
+
+
 async def test_sessions_end_with_a_reward_and_refuse_later_calls() -> None:
     async with gateway_of("One.", "Two.") as gateway:
         client = Client(gateway)
         await client.chat(HELLO)
         await client.chat(HELLO)
-        wrong = await client.post("/end", reward=1.0, leaf=5)
-        assert (wrong.status_code, gateway.ledger("s").annotations) == (400, ())
+        for wrong in ({"reward": 1.0, "leaf": 5}, {"reward": 1e300}, {"termination": "x"}, {"leaf": True}, {"x": 1}):
+            assert (await client.post("/end", **wrong)).status_code == 400
+        with pytest.raises(TypeError):
+            await gateway.end("s", reward=1.0, annotations={"judge": object()})
+        assert gateway.ledger("s").annotations == ()
         assert (await client.post("/end", reward=0.5, annotations={"judge": "ok"})).status_code == 200
         noted = [(each.name, each.value, each.turn) for each in gateway.ledger("s").annotations]
         assert noted == [("reward", 0.5, 1), ("judge", "ok", None), ("termination", "completed", None)]

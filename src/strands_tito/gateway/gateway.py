@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from ipaddress import ip_address
 from itertools import takewhile
 from typing import Any, NamedTuple, Self, Unpack
 from urllib.parse import unquote
@@ -48,6 +47,7 @@ ANNOTATION = "gateway"
 _NAMES = uuid.UUID("5bd0f0f6-9d4c-4b6f-9e39-0a4d7a0c2f51")
 """Namespace of the ledgers' uuids: with a store, a session's name names its ledger after a restart too."""
 _PLACES = ("tasks", "groups", "samples", "sessions")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _KEEP_ALIVE_S = 10.0
 """Seconds without an event after which a stream gets a comment, so that no proxy or client thinks that it is dead."""
 
@@ -129,10 +129,12 @@ class Gateway:
         **options: Unpack[RolloutOptions],
     ) -> None:
         refuse_unknown("normaliser", dict.fromkeys(normalisers), NORMALISERS)
-        if api_key is None and not _is_loopback(host):
+        if api_key is None and host not in _LOOPBACK:
             raise InvalidValueError(
                 f"host={host!r} lets other machines in, and there is no api_key: give one, or listen at 127.0.0.1."
             )
+        if api_key is not None and (not api_key or ":" in api_key):
+            raise InvalidValueError("api_key must not be empty, and not have the colon that stands before a session.")
         self.policy = policy
         self.api_key = api_key
         self.fixed_sampling = fixed_sampling
@@ -146,8 +148,7 @@ class Gateway:
         self._sessions: dict[str, Session] = {}  # in the order of their last use
         self._ended: dict[str, Session] = {}
         self._answers: dict[str, list[Session]] = {}
-        self._known: dict[bytes, Settings] = {}
-        self._turns = 0
+        self._turns: set[asyncio.Task[None]] = set()
         self._server = Server(self.answer, host, port, max_body_bytes)
 
     @property
@@ -172,7 +173,10 @@ class Gateway:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for task in self._turns:
+            task.cancel()
         await self._server.stop()
+        await asyncio.gather(*self._turns, return_exceptions=True)  # until the engine's requests are aborted
 
     @property
     def ledgers(self) -> list[Ledger]:
@@ -185,7 +189,7 @@ class Gateway:
         Raises:
             KeyError: There is no session of that name.
         """
-        return (self._sessions.get(name) or self._ended[name]).ledger
+        return (self._in_memory(name) or self._ended[name]).ledger
 
     async def end(
         self,
@@ -209,20 +213,28 @@ class Gateway:
             Refusal: It is not known, has ended, or has a turn at work.
             IndexError, TypeError, ValueError: A value cannot be recorded.
         """
-        session = await self._session(Place(name, {}, ""), make=False)
-        if session.is_busy:
-            raise Refusal(f"Session {name!r} has a turn at work.", status=409, code="session_busy")
+        session = self._not_busy(await self._session(Place(name, {}, ""), make=False))
         self._end(session, Termination(termination), reward, leaf, annotations)
         return session.ledger
 
+    def _not_busy(self, session: Session) -> Session:
+        if session.is_busy:
+            raise Refusal(f"Session {session.name!r} has a turn at work.", status=409, code="session_busy")
+        return session
+
     def _end(self, session: Session, *ending: Any) -> None:
         session.end(*ending)
-        self._sessions.pop(session.name, None)
+        self._forget(session)
         self._ended[session.name] = session
+
+    def _forget(self, session: Session) -> None:
+        self._sessions.pop(session.name, None)
+        self._ended.pop(session.name, None)
         for key in session.keys:
-            self._answers[key] = [each for each in self._answers[key] if each is not session]
+            self._answers[key].remove(session)
             if not self._answers[key]:
                 del self._answers[key]
+        session.keys.clear()
 
     async def answer(self, request: Request) -> Reply:
         """Answer a request. Errors are replies too, in the form of the wire."""
@@ -231,8 +243,7 @@ class Gateway:
             self._end_idle()
             return await self._route(request, self._place(request))
         except Exception as error:
-            if (refusal := refusal_of(error)) is None:
-                raise
+            refusal = refusal_of(error)
             return Reply.of(wire.error_json(refusal), refusal.status, refusal.retry_after_s)
 
     async def _route(self, request: Request, place: Place) -> Reply:
@@ -244,7 +255,7 @@ class Gateway:
             case "POST", "v1/responses":
                 return await self._complete(request, place, responses_turn)
             case "POST", "v1/messages/count_tokens":
-                turn = messages_turn(decoded(request.body, dict), self.ignored)
+                turn = self._read(request, messages_turn)
                 if place.session is None:
                     count = self.policy.template.count_tokens(turn.messages, turn.system, turn.tools)
                 else:
@@ -265,9 +276,7 @@ class Gateway:
                 session = await self._session(place, make=False, ended=True)
                 return Reply.of({"trajectories": _trajectories(session.ledger)})
             case "DELETE", "" if place.session is not None:
-                session = await self._session(place, make=False, ended=True)
-                self._sessions.pop(session.name, None)
-                self._ended.pop(session.name, None)
+                self._forget(self._not_busy(await self._session(place, make=False, ended=True)))
                 return Reply.of({"session": place.session})
         raise Refusal(f"{request.method} {request.path} is not served.", status=404, code="not_found")
 
@@ -280,13 +289,18 @@ class Gateway:
         door, _, by_key = request.key.partition(":")
         if self.api_key is not None and not hmac.compare_digest(door.encode(), self.api_key.encode()):
             raise Refusal("The API key is wrong.", status=401, code="invalid_api_key")
-        parts = [unquote(part) for part in request.path.strip("/").split("/")]
-        labels: dict[str, str] = {}
+        parts = request.path.strip("/").split("/")
+        named: list[str] = []
         while len(parts) > 1 and parts[0] in _PLACES:
-            labels[parts[0]] = parts[1]
+            named += parts[:2]
             parts = parts[2:]
-        name = "/".join(f"{kind}/{label}" for kind, label in labels.items()) if labels.keys() - {"sessions"} else None
-        return Place(name or labels.get("sessions") or by_key or None, labels, "/".join(parts))
+        names = [unquote(part, errors="strict") for part in named[1::2]]
+        labels = dict(zip(named[::2], names, strict=True))
+        if not all(names) or len(labels) < len(names):
+            raise Refusal(f"{request.path} has an empty name, or two of a kind.", status=404, code="not_found")
+        name = by_key if not named else names[0] if [*labels] == ["sessions"] else "/".join(named)
+        name.encode()  # what is no text cannot name a ledger
+        return Place(name or None, labels, "/".join(parts))
 
     async def _session(self, place: Place, *, make: bool, ended: bool = False) -> Session:
         """Return a session by its name, from memory or else from the store.
@@ -295,9 +309,9 @@ class Gateway:
             Refusal: It is not known and not to be made, it has ended, or too many are in memory.
         """
         name = place.session or ""
-        session = self._sessions.get(name) or self._ended.get(name)
+        session = self._in_memory(name)
         if session is None and (stored := await self._stored(name)) is not None:
-            session = Session(self.policy, name, stored, self._settings)
+            session = self._in_memory(name) or Session(self.policy, name, stored, self._settings)  # or meanwhile
             (self._sessions if session.termination is None else self._ended)[name] = session
         if session is None:
             if not make:
@@ -309,6 +323,9 @@ class Gateway:
             reason = f"Session {name!r} has ended ({session.termination}): begin another one."
             raise Refusal(reason, status=410, code="session_ended")
         return session
+
+    def _in_memory(self, name: str) -> Session | None:
+        return self._sessions.get(name) or self._ended.get(name)
 
     def _use(self, session: Session) -> None:
         session.used = time.monotonic()
@@ -324,7 +341,7 @@ class Gateway:
 
     def _uuid(self, name: str) -> str | None:
         store = self.policy.store
-        return None if store is None else str(uuid.uuid5(_NAMES, f"{store.path}\n{name}"))
+        return None if store is None else str(uuid.uuid5(_NAMES, f"{store.path.resolve()}\n{name}"))
 
     def _new(self, place: Place, settings: Settings | None = None, pinned: Pinned | None = None) -> Session:
         self._make_room()
@@ -335,7 +352,7 @@ class Gateway:
             task_id=pinned.task_id or place.labels.get("tasks"),
             user={} if name is None else {"session": name, **place.labels},
         )
-        session = Session(self.policy, name or ledger.uuid, ledger, settings or self._settings, pinned.weight_version)
+        session = Session(self.policy, name or "", ledger, settings or self._settings, pinned.weight_version)
         self._use(session)
         return session
 
@@ -343,12 +360,8 @@ class Gateway:
         if len(self._sessions) + len(self._ended) < self.max_sessions:
             return
         if not self._ended or self.policy.store is None:
-            raise Refusal(
-                f"{self.max_sessions} sessions are in memory. DELETE those that are exported.",
-                status=429,
-                code="too_many_sessions",
-                retry_after_s=10.0,
-            )
+            many = f"{self.max_sessions} sessions are in memory. DELETE those that are exported."
+            raise Refusal(many, status=429, code="too_many_sessions")
         del self._ended[next(iter(self._ended))]
 
     def _end_idle(self) -> None:
@@ -361,7 +374,7 @@ class Gateway:
     async def _pin(self, place: Place, pinned: Pinned) -> None:
         """Make a session with an adapter or a weight version of its own."""
         name = place.session or ""
-        if name in self._sessions or name in self._ended or await self._stored(name):
+        if self._in_memory(name) or await self._stored(name):
             raise Refusal(f"Session {name!r} exists.", status=409, code="session_exists")
         settings = self._settings
         if pinned.adapter is not None:
@@ -370,20 +383,18 @@ class Gateway:
         self._new(place, settings, pinned)
 
     async def _complete(self, request: Request, place: Place, read: ReadRequest) -> Reply:
-        turn = read(decoded(request.body, dict), self.ignored)
-        session, recognised = await self._find(place, turn)
+        turn = self._read(request, read)
+        session, recognised = await self._find(place, turn, is_retry=request.is_retry)
         # Anthropic's streams begin with the prompt's tokens, by which harnesses decide to compact.
         prompt_tokens = await self._count(session, recognised, turn) if read is messages_turn and turn.stream else 0
-        about = [turn.sampling, turn.choice, turn.runs_calls, turn.stream, turn.usage, turn.logprobs, turn.model]
-        digest = recognised.digest + msgspec.json.encode(about)
-        running = session.running.get(digest)
+        key = _key(turn, recognised)
+        running = session.running.get(key)
         if running is None or running.failed or (running.was_read and not request.is_retry):
-            if self._turns >= self.max_turns:
-                raise Refusal(
-                    f"{self._turns} turns are at work.", status=429, code="rate_limit_exceeded", retry_after_s=1.0
-                )
-            running = RunningTurn(self._run(session, turn, recognised))
-            session.keep(digest, running)
+            session.running.pop(key, None)  # a retry of what is refused here asks for another sample too
+            if len(self._turns) >= self.max_turns:
+                self._settle(session)
+                raise Refusal(f"{self.max_turns} turns are at work.", status=429, code="rate_limit_exceeded")
+            running = self._begin(session, key, self._run(session, turn, recognised))
         identity = uuid.uuid4().hex
         if read is chat_turn:
             answer: AnyAnswer = Answer(turn, f"chatcmpl-{identity}", self._token_text)
@@ -392,14 +403,33 @@ class Gateway:
         else:
             answer = MessagesAnswer(turn, identity, prompt_tokens)
         if turn.stream:
-            return await _streamed(running, answer)
-        content = await answer.whole(running.read())
+            return Reply(200, _read_whole(running, await _streamed(running, answer)))
+        reply = Reply.of(await answer.whole(running.read()))
+        return reply._replace(body=_read_whole(running, reply.body))
 
-        async def whole() -> AsyncGenerator[bytes]:
-            yield content
-            running.was_read = True
+    def _read(self, request: Request, read: ReadRequest) -> ChatTurn:
+        given = decoded(request.body, dict)
+        try:
+            return read(given, self.ignored)
+        except (AttributeError, LookupError, TypeError) as error:  # reading does nothing else
+            raise Refusal(f"The request does not have the form of this wire ({error!r}).") from error
 
-        return Reply(200, whole(), len(content))
+    def _begin(self, session: Session, key: bytes, events: AsyncGenerator[StreamEvent]) -> RunningTurn:
+        running = RunningTurn(events)
+        session.keep(key, running)
+        self._turns.add(running.task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._turns.discard(task)
+            self._settle(session)
+
+        running.task.add_done_callback(ended)
+        return running
+
+    def _settle(self, session: Session) -> None:
+        """Forget a session without a name whose only request was refused."""
+        if not (session.has_name or session.is_busy or len(session.ledger)):
+            self._forget(session)
 
     async def _count(self, session: Session, found: Recognised, turn: ChatTurn) -> int:
         """Return the number of tokens of a turn's prompt."""
@@ -409,7 +439,7 @@ class Gateway:
         match = match_parent(policy, ledger, turn_input, settings)
         return len((await prepare_turn(policy, ledger, turn_input, settings, match)).request.input_ids)
 
-    async def _find(self, place: Place, turn: ChatTurn) -> tuple[Session, Recognised]:
+    async def _find(self, place: Place, turn: ChatTurn, *, is_retry: bool = False) -> tuple[Session, Recognised]:
         """Return the session of a request. Without a name, it is the one whose answer the request's history continues.
 
         Equal first prompts without a name are rollouts of their own.
@@ -418,13 +448,21 @@ class Gateway:
             session = await self._session(place, make=True)
             return session, self._recognised(session, turn)
         candidates = self._answers.get(key_of_answer(turn.messages), ())
-        found = [(each, self._recognised(each, turn)) for each in candidates if each.termination is None]
+        found = [(each, self._recognised(each, turn)) for each in candidates]
         continuing = [(session, recognised) for session, recognised in found if recognised.answer]
         if not continuing:
             session = self._new(place)
             return session, self._recognised(session, turn)
-        # Of equal sessions, one whose answer was not continued yet.
-        session, recognised = min(continuing, key=lambda pair: bool(pair[1].node and pair[1].node.children))
+        # A retry's own session; else of equal sessions, one whose answer was not continued yet.
+        session, recognised = min(
+            continuing,
+            key=lambda pair: (
+                not (is_retry and _key(turn, pair[1]) in pair[0].running),
+                pair[1].answer in pair[0].continued,
+            ),
+        )
+        assert recognised.answer is not None  # or it continues nothing
+        session.continued.add(recognised.answer)
         self._use(session)
         return session, recognised
 
@@ -434,81 +472,72 @@ class Gateway:
 
     async def _run(self, session: Session, turn: ChatTurn, found: Recognised) -> AsyncGenerator[StreamEvent]:
         """Run a turn in a session's ledger, and record with it what the request needed."""
-        self._turns += 1
-        try:
-            settings, ledger, latest = self._settings_of(session, turn), session.ledger, latest_turn(found.node)
-            state: dict[str, Any] = {} if latest is None else {STATE_KEY: {"ledger": ledger.uuid, "turn": latest}}
-            turn_input = TurnInput.of(found.messages, found.system, turn.tools, turn.choice, None, state, None)
-            async with aclosing(
-                run_turn(self.policy, session.recording, settings, turn_input, time.monotonic())
-            ) as events:
-                async for event in events:
-                    yield event
-            committed = ledger[state[STATE_KEY]["turn"]]
-            if "session" not in ledger.header.user and (node := ledger.node_of(committed.index)) is not None:
-                session.keys.add(key := key_of_answer([node.message]))
+        settings, ledger, latest = self._settings_of(session, turn), session.ledger, latest_turn(found.node)
+        state: dict[str, Any] = {} if latest is None else {STATE_KEY: {"ledger": ledger.uuid, "turn": latest}}
+        turn_input = TurnInput.of(found.messages, found.system, turn.tools, turn.choice, None, state, None)
+        async with aclosing(run_turn(self.policy, session.recording, settings, turn_input, time.monotonic())) as events:
+            async for event in events:
+                yield event
+        self._use(session)  # its turn may have been longer than a session may be idle
+        committed = ledger[state[STATE_KEY]["turn"]]
+        if not session.has_name and (node := ledger.node_of(committed.index)) is not None:
+            key = key_of_answer([node.message])
+            if key not in session.keys:
+                session.keys.add(key)
                 self._answers.setdefault(key, []).append(session)
-            ignored = {*turn.ignored, *(turn.sampling if self.fixed_sampling else ())} - session.ignored
-            session.ignored |= ignored
-            if found.used or ignored:
-                note = {"version": VERSION, "normalised": dict(found.used), "ignored": sorted(ignored)}
-                ledger.annotate(ANNOTATION, note, turn=committed.index)
-            wanted = session.weight_version
-            if wanted is not None and (seen := versions_of(committed)) != {wanted}:
-                self._end(session, Termination.ABORTED)
-                raise Refusal(
-                    f"The session is pinned to weight version {wanted!r}, and the turn was sampled by "
-                    f"{', '.join(map(repr, sorted(map(str, seen))))}. It is on record, and the session has ended.",
-                    status=410,
-                    code="session_ended",
-                )
-        finally:
-            self._turns -= 1
+        ignored = {*turn.ignored, *(turn.sampling if self.fixed_sampling else ())} - session.ignored
+        session.ignored |= ignored
+        if found.used or ignored:
+            note = {"version": VERSION, "normalised": dict(found.used), "ignored": sorted(ignored)}
+            ledger.annotate(ANNOTATION, note, turn=committed.index)
+        wanted = session.weight_version
+        if wanted is not None and (seen := versions_of(committed)) != {wanted}:
+            self._end(session, Termination.ABORTED)
+            raise Refusal(
+                f"The session is pinned to weight version {wanted!r}, and the turn was sampled by "
+                f"{', '.join(map(repr, sorted(map(str, seen))))}. It is on record, and the session has ended.",
+                status=410,
+                code="session_ended",
+            )
 
     def _settings_of(self, session: Session, turn: ChatTurn) -> Settings:
-        """Return the settings of a turn: the session's, with what the request asks for. They are checked once."""
+        """Return the settings of a turn: the session's, with what the request asks for."""
         sampling = {} if self.fixed_sampling else turn.sampling
-        flags = (turn.stream, turn.logprobs, turn.runs_calls)
-        key = msgspec.json.encode([repr(session.settings.adapter), sampling, flags])
-        if (known := self._known.get(key)) is None:
-            changed = session.settings.changed(self.policy.info, sampling) if sampling else session.settings
-            if len(self._known) >= 256:
-                self._known.clear()
-            known = self._known[key] = replace(
-                changed, stream=turn.stream, reports_ids=turn.logprobs, runs_calls=turn.runs_calls
-            )
-        return known
+        changed = session.settings.changed(self.policy.info, sampling) if sampling else session.settings
+        return replace(changed, stream=turn.stream, reports_ids=turn.logprobs, runs_calls=turn.runs_calls)
 
     def _token_text(self, token: int) -> str:
         return str(self.policy.tokenizer.decode([token]))
 
 
-async def _streamed(running: RunningTurn, answer: AnyAnswer) -> Reply:
-    """Reply with a stream, after the turn's first event: what fails before it is an error with a status."""
+async def _streamed(running: RunningTurn, answer: AnyAnswer) -> AsyncGenerator[bytes]:
+    """Return the pieces of a stream, after the turn's first event: what fails before it is an error with a status."""
     events = running.read(_KEEP_ALIVE_S)
     first = await anext(events)
 
-    async def chunks() -> AsyncGenerator[bytes]:
+    async def pieces() -> AsyncGenerator[bytes]:
         try:
             async with aclosing(events):
                 async for piece in answer.chunks(first, events):
                     yield piece
-            running.was_read = True
         except Exception as error:
-            if (refusal := refusal_of(error)) is None:
-                raise
-            yield _ERROR_LINES[type(answer)](refusal)
+            yield _ERROR_LINES[type(answer)](refusal_of(error))
 
-    return Reply(200, chunks())
+    return pieces()
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+async def _read_whole(running: RunningTurn, pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield the pieces of an answer, and note when the last one was written."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield piece
+    running.was_read = True
+
+
+def _key(turn: ChatTurn, found: Recognised) -> bytes:
+    """Return what equal requests to a session have in common: their history, and what they ask for."""
+    about = [turn.sampling, turn.choice, turn.runs_calls, turn.stream, turn.usage, turn.logprobs, turn.model]
+    return found.digest + msgspec.json.encode(about)
 
 
 def _trajectories(ledger: Ledger) -> list[dict[str, Any]]:

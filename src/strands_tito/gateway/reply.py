@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+import logging
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from pydantic import ValidationError
 from strands.types.exceptions import ContextWindowOverflowException
 
 from tito_core.backend.errors import (
@@ -16,14 +15,29 @@ from tito_core.backend.errors import (
     EngineTimeoutError,
     GenerationAbortedError,
     ThrottledError,
+    UnsupportedByServerError,
 )
-from tito_core.ledger.errors import LawViolationError
-from tito_core.turn.recording import TurnNotStoredError
+from tito_core.ledger.errors import LawViolationError, TITOError
+from tito_core.store import SchemaError
 from tito_core.turn.request import TotalTokensReachedError
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 CONTEXT_CODE = "context_length_exceeded"
 """The code of a conversation that does not fit."""
+EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+"""Headers of a stream of events."""
+_STATUSES: list[tuple[tuple[type[Exception], ...], int, str | None]] = [
+    ((ContextWindowOverflowException, TotalTokensReachedError), 400, CONTEXT_CODE),
+    ((ThrottledError,), 429, "rate_limit_exceeded"),
+    ((BadRequestError, UnsupportedByServerError), 400, None),
+    ((EngineTimeoutError,), 504, "engine_timeout"),
+    ((GenerationAbortedError,), 503, "engine_aborted"),
+    ((BackendError, LawViolationError), 502, "engine_error"),
+    ((OSError, SchemaError), 507, "not_stored"),
+    ((TITOError, ValueError, TypeError, RecursionError), 400, None),  # the messages, tools or parameters
+]
+"""The first row with an error's type has the status by which harnesses retry or compact. Other errors are bugs."""
 
 
 class Request(NamedTuple):
@@ -44,39 +58,24 @@ class Request(NamedTuple):
     is_retry: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A reply. `body` is resumed after its last piece only when every piece was written.
-
-    Attributes:
-        status: The HTTP status.
-        body: The pieces of the body.
-        length: The body's bytes, or None for a stream of events.
-        retry_after_s: For the header `Retry-After`, or None.
-    """
+class Reply(NamedTuple):
+    """A reply. `body` is resumed after its last piece only when every piece was written."""
 
     status: int
     body: AsyncGenerator[bytes]
-    length: int | None = None
-    retry_after_s: float | None = None
+    headers: Mapping[str, str] = EVENTS
 
     @classmethod
     def of(cls, value: Any, status: int = 200, retry_after_s: float | None = None) -> Reply:
-        """Return a reply that is one JSON value."""
+        """Return a reply that is one JSON value, or its bytes."""
         content = value if isinstance(value, bytes) else msgspec.json.encode(value)
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(content))}
+        retry = {} if retry_after_s is None else {"Retry-After": f"{retry_after_s:g}"}
 
         async def body() -> AsyncGenerator[bytes]:
             yield content
 
-        return cls(status, body(), len(content), retry_after_s)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Its headers."""
-        if self.length is None:
-            return {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-        headers = {"Content-Type": "application/json", "Content-Length": str(self.length)}
-        return headers if self.retry_after_s is None else {**headers, "Retry-After": f"{self.retry_after_s:g}"}
+        return cls(status, body(), headers | retry)
 
 
 class Refusal(Exception):
@@ -89,53 +88,30 @@ class Refusal(Exception):
         retry_after_s: Seconds after which it may be sent again, or None.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        code: str | None = None,
-        param: str | None = None,
-        retry_after_s: float | None = None,
-    ) -> None:
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
+        self.status, self.code, self.param = status, code, param
+        self.retry_after_s = 1.0 if status in (429, 503) else None
 
 
-def refusal_of(error: Exception) -> Refusal | None:
-    """Return an error of a turn as a refusal, with the status by which harnesses retry or compact; None for a bug."""
-    message = str(error)
-    match error:
-        case Refusal():
-            return error
-        case ContextWindowOverflowException() | TotalTokensReachedError():
+def refusal_of(error: Exception) -> Refusal:
+    """Return an error as a refusal, with the status by which harnesses retry or compact. A bug is logged."""
+    if isinstance(error, Refusal):
+        return error
+    for kinds, status, code in _STATUSES:
+        if isinstance(error, kinds):
             # Harnesses look for these words and this code.
-            text = f"This model's maximum context length was exceeded. {message}"
-            return Refusal(text, code=CONTEXT_CODE, param="messages")
-        case ThrottledError():
-            return Refusal(message, status=429, code="rate_limit_exceeded", retry_after_s=error.retry_after_s or 1.0)
-        case ValidationError():
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or None
-            return Refusal(f"{place or 'sampling'}: {first['msg']}", param=place)
-        case BadRequestError():
-            return Refusal(message)
-        case EngineTimeoutError():
-            return Refusal(message, status=504, code="engine_timeout")
-        case GenerationAbortedError():
-            return Refusal(message, status=503, code="engine_aborted", retry_after_s=1.0)
-        case BackendError() | LawViolationError():
-            return Refusal(message, status=502, code="engine_error")
-        case TurnNotStoredError():
-            return Refusal(message, status=507, code="not_stored")
-        case ValueError() | TypeError():  # the messages, tools or parameters
-            return Refusal(message)
-    return None
+            said = "This model's maximum context length was exceeded. " if code == CONTEXT_CODE else ""
+            refusal = Refusal(f"{said}{error}", status=status, code=code, param="messages" if said else None)
+            refusal.retry_after_s = getattr(error, "retry_after_s", None) or refusal.retry_after_s
+            return refusal
+    _log.error("A request failed by a bug of the gateway.", exc_info=error)
+    return Refusal("The gateway failed; its log says why.", status=500, code="internal_error")
 
 
 def error_json(refusal: Refusal) -> dict[str, Any]:
     """Return OpenAI's JSON of an error."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 410: "invalid_request_error", 429: "rate_limit_error"}
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
     return {"error": {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}}
 

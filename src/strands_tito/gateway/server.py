@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
-from urllib.parse import quote
 
 from aiohttp import web
-from aiohttp.client_exceptions import ClientConnectionResetError
 
 from strands_tito.gateway.reply import Refusal, Reply, Request, error_json
 
@@ -74,13 +72,11 @@ class Server:
             reply = await self._answer(_request(request.method, request.rel_url.raw_path, request.headers, body))
         response = web.StreamResponse(status=reply.status, headers=reply.headers)
         async with aclosing(reply.body) as pieces:
-            await response.prepare(request)
-            try:
+            with suppress(ConnectionResetError):  # the client went away
+                await response.prepare(request)
                 async for piece in pieces:
                     await response.write(piece)
-            except (ConnectionResetError, ClientConnectionResetError):  # the client went away
-                return response
-        await response.write_eof()
+                await response.write_eof()
         return response
 
 
@@ -100,7 +96,7 @@ def transport_of(answer: AnswerRequest, library: Any) -> Any:
 
     class Transport(library.AsyncBaseTransport):  # type: ignore[misc]
         async def handle_async_request(self, request: Any) -> Any:
-            path = quote(request.url.path, safe="/%:@!$&'()*+,;=~")
+            path = request.url.raw_path.partition(b"?")[0].decode()
             reply = await answer(_request(request.method, path, request.headers, await request.aread()))
             return library.Response(reply.status, headers=reply.headers, stream=Body(reply))
 

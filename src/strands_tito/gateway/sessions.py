@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from itertools import groupby
 from typing import Any
 
 from strands.types.streaming import StreamEvent
 
+from strands_tito.gateway.reply import Refusal
+from tito_core.ledger.history import Node
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import REWARD, Turn
+from tito_core.ledger.turn import REWARD, Annotation, Turn, as_reward
 from tito_core.policy import PolicyParts
 from tito_core.settings import Settings
 from tito_core.termination import Termination, record_termination, recorded_termination
 from tito_core.turn.recording import Recording
 
-KEPT = 4
+KEPT = 16
 """Answers that a session keeps for a client that lost its connection before it had them whole."""
 
 
@@ -27,6 +31,7 @@ class RunningTurn:
         events: The turn; its end is its commit.
 
     Attributes:
+        task: Its task.
         was_read: Whether its answer was written out whole, so that an equal request is another sample.
     """
 
@@ -35,31 +40,25 @@ class RunningTurn:
         self._changed = asyncio.Event()
         self._readers = 0
         self.was_read = False
-        self._task = asyncio.create_task(self._run(events))
-        self._task.add_done_callback(self._ended)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it ended."""
-        return self._task.done()
+        self.task = asyncio.create_task(self._run(events))
+        self.task.add_done_callback(self._ended)
 
     @property
     def failed(self) -> bool:
         """Whether it commits nothing: it was cancelled, or an error ended it."""
-        task = self._task
+        task = self.task
         return task.cancelling() > 0 or (task.done() and (task.cancelled() or task.exception() is not None))
 
     async def _run(self, events: AsyncGenerator[StreamEvent]) -> None:
-        try:
+        async with aclosing(events):
             async for event in events:
                 self._events.append(event)
                 self._tell()
-        finally:
-            await events.aclose()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             task.exception()  # its readers raise it; without any, it is nobody's
+        self._events = _joined(self._events)  # readers of the pieces have a list of their own
         self._tell()
 
     def _tell(self) -> None:
@@ -76,15 +75,17 @@ class RunningTurn:
             Exception: The error that ended it; nothing was committed.
         """
         self._readers += 1
-        at = 0
+        events, at = self._events, 0
         try:
             while True:
                 changed = self._changed
-                for event in self._events[at:]:
+                for event in events[at:]:
                     at += 1
                     yield event
-                if self._task.done():
-                    self._task.result()
+                if self.task.cancelled():
+                    raise Refusal("The gateway is stopping.", status=503, code="stopping")
+                if self.task.done():
+                    self.task.result()
                     return
                 try:
                     await asyncio.wait_for(changed.wait(), pause_s)
@@ -92,8 +93,25 @@ class RunningTurn:
                     yield None
         finally:
             self._readers -= 1
-            if not self._readers and not self._task.done():
-                self._task.cancel()
+            if not self._readers:
+                self.task.cancel()
+
+
+def _joined(events: list[StreamEvent]) -> list[StreamEvent]:
+    """Return events with all pieces of a block in one: a stream of thousands is kept for a client's retry."""
+    joined: list[Any] = []
+    for is_delta, group in groupby(events, lambda event: "contentBlockDelta" in event):
+        if not is_delta:
+            joined += group
+            continue
+        deltas: list[Any] = [event["contentBlockDelta"]["delta"] for event in group]
+        delta = deltas[0]
+        if "text" in delta:
+            delta = {"text": "".join([each["text"] for each in deltas])}
+        elif "reasoningContent" in delta:
+            delta = {"reasoningContent": {"text": "".join([each["reasoningContent"]["text"] for each in deltas])}}
+        joined.append({"contentBlockDelta": {"delta": delta}})
+    return joined
 
 
 class Session:
@@ -108,29 +126,27 @@ class Session:
         used: When it was used last, by `time.monotonic`.
         ignored: Keys of requests that it took without effect.
         keys: Keys of its answers by which a request without a name finds it.
+        continued: The answers that such requests continued.
     """
 
     def __init__(
-        self,
-        policy: PolicyParts,
-        name: str,
-        ledger: Ledger,
-        settings: Settings,
-        weight_version: str | None = None,
+        self, policy: PolicyParts, name: str, ledger: Ledger, settings: Settings, weight_version: str | None = None
     ) -> None:
-        self.name = name
-        self.settings = settings
-        self.weight_version = weight_version
+        self.name, self.settings, self.weight_version = name or ledger.uuid, settings, weight_version
         self.recording = Recording(policy, ledger)
         self.running: dict[bytes, RunningTurn] = {}
         self.used = time.monotonic()
-        self.ignored: set[str] = set()
-        self.keys: set[str] = set()
+        self.ignored, self.keys, self.continued = set[str](), set[str](), set[Node]()
 
     @property
     def ledger(self) -> Ledger:
         """Its ledger."""
         return self.recording.ledger
+
+    @property
+    def has_name(self) -> bool:
+        """Whether requests name it."""
+        return self.name != self.ledger.uuid
 
     @property
     def termination(self) -> Termination | None:
@@ -140,15 +156,14 @@ class Session:
     @property
     def is_busy(self) -> bool:
         """Whether a turn is at work."""
-        return any(not turn.is_done for turn in self.running.values())
+        return any(not turn.task.done() for turn in self.running.values())
 
     def keep(self, request: bytes, turn: RunningTurn) -> None:
-        """Keep a turn for requests that are sent again, and drop those that failed and the oldest of too many."""
-        self.running.pop(request, None)
+        """Keep a turn for requests that are sent again. Of too many, those go first whose answer was read."""
         self.running[request] = turn
         self.running = {digest: each for digest, each in self.running.items() if not each.failed}
-        done = [digest for digest, each in self.running.items() if each.is_done]
-        for digest in done[: max(0, len(self.running) - KEPT)]:
+        done = [digest for digest, each in self.running.items() if each.task.done()]
+        for digest in sorted(done, key=lambda each: not self.running[each].was_read)[:-KEPT]:
             del self.running[digest]
 
     def end(
@@ -175,12 +190,14 @@ class Session:
             leaf = len(self.ledger) - 1
         if leaf is not None and leaf not in leaves:
             raise ValueError(f"leaf={leaf} is not the last turn of a path. Leaves of this session: {leaves}.")
+        noted = [Annotation(name, value) for name, value in (annotations or {}).items()]
         if reward is not None:
-            self.ledger.annotate(REWARD, reward, turn=leaf)
-        for name, value in (annotations or {}).items():
-            self.ledger.annotate(name, value)
+            noted = [Annotation(REWARD, as_reward(reward), leaf), *noted]
+        for each in noted:
+            self.ledger.annotate(each.name, each.value, turn=each.turn)
         record_termination(self.ledger, termination)
         self.ledger.seal()
+        self.running.clear()
 
 
 def versions_of(turn: Turn) -> set[str | None]:
