@@ -10,15 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import types
+from openai import AsyncOpenAI, types
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from strands import Agent, tool
 from strands.models.openai import OpenAIModel
 
-from strands_tito.gateway import Gateway
+from strands_tito.gateway import Gateway, HarnessAgent
 from strands_tito.gateway.chat import REFUSED, SERVED, WITHOUT_EFFECT, chat_turn
 from strands_tito.gateway.normalise import NORMALISERS
 from strands_tito.gateway.reply import Refusal
+from strands_tito.integrations.run_rollout import run_rollout
 from support.scripted import BACKENDS, Says, call, model_of
 from tito_conformance.testing import Fault, first
 from tito_core import store
@@ -469,3 +470,21 @@ async def test_openai_types_read_the_answers() -> None:
         assert read.choices[0].finish_reason == "tool_calls"
         assert read.usage.completion_tokens == sampled
         assert len(read.choices[0].logprobs.content) == sampled
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_harness_in_the_place_of_an_agent_fills_the_models_ledger(kind: str) -> None:
+    async def harness(url: str, prompt: Any) -> None:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="EMPTY") as client:
+            said: list[Any] = [{"role": "user", "content": prompt[0]["content"][0]["text"]}]
+            for _ in range(2):
+                answer = await client.chat.completions.create(model="any", messages=said, max_tokens=7)
+                said += [{"role": "assistant", "content": answer.choices[0].message.content}]
+                said += [{"role": "user", "content": "And?"}]
+
+    model = model_of(kind, Says("One.", "Two."), sampling={"temperature": 0.5})
+    agent: Any = HarnessAgent(model, harness)
+    result = await run_rollout(agent, model, [{"role": "user", "content": "Go."}])
+    assert (result.ledger is model.ledger, result.termination, result.error) == (True, "completed", None)
+    assert [path.turns for path in model.trajectories] == [(0, 1)]
+    assert model.ledger[0].draft.sampling["temperature"] == 0.5

@@ -27,7 +27,7 @@ from strands_tito.gateway.sessions import RunningTurn, Session, versions_of
 from tito_core.backend.values import InvalidValueError, refuse_unknown
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Adapter
-from tito_core.model import Policy
+from tito_core.model import Policy, TITOModel
 from tito_core.settings import RolloutOptions, Settings
 from tito_core.termination import Termination
 from tito_core.turn.history import STATE_KEY, match_parent, with_prompt_tools
@@ -216,6 +216,12 @@ class Gateway:
         session = self._not_busy(await self._session(Place(name, {}, ""), make=False))
         self._end(session, Termination(termination), reward, leaf, annotations)
         return session.ledger
+
+    def add(self, name: str, model: TITOModel) -> None:
+        """Add a session that writes to a model's ledger, with the model's options."""
+        session = Session(self.policy, name, model.ledger, model._settings)
+        session.recording = model._recording
+        self._use(session)
 
     def _not_busy(self, session: Session) -> Session:
         if session.is_busy:
