@@ -93,12 +93,17 @@ def config_of(engine: str, model: Path, out: Path) -> DictConfig:
         return compose("ppo_trainer", [*printed.stdout.splitlines(), *SIZES])
 
 
+@pytest.mark.parametrize("agent", ["gsm8k_agent", "harness_agent"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_verls_worker_runs_the_agent_and_its_batch_is_what_was_sampled(
-    engine: str, model: Path, tmp_path: Path
+    engine: str, agent: str, model: Path, tmp_path: Path
 ) -> None:
+    """Also where a harness of another SDK is in the agent's place, through the gateway."""
     prepare(tmp_path / "data", tiny=True)
     config = config_of(engine, model, tmp_path)
+    loop = (HERE / "agent_loop.yaml").read_text("utf-8").replace("gsm8k_agent", agent)
+    (tmp_path / "agent_loop.yaml").write_text(loop, "utf-8")
+    config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(tmp_path / "agent_loop.yaml")
     client = Client(config, models.load_tokenizer("smollm2"))
     worker = AgentLoopWorker(config, client)
     dataset = create_rl_dataset(config.data.train_files, config.data, worker.tokenizer, None)
