@@ -132,8 +132,10 @@ def main() -> None:
         vars(args).update(
             sglang_server_concurrency=8, sglang_dp_size=1, rollout_num_gpus=1, rollout_num_gpus_per_engine=1
         )
-        line = check(args, rollouts(args), tokenizer)
-    print(f"slime_retool: ok, {line}")
+        for agent in ("retool_agent", "retool_harness"):  # the second one is a harness of another SDK
+            args.tito_agent = f"{agent}:make_agent"
+            line = check(args, rollouts(args), tokenizer)
+            print(f"slime_retool: ok, {agent}: {line}")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def config_of(engine: str, model: Path, out: Path) -> DictConfig:
         return compose("ppo_trainer", [*printed.stdout.splitlines(), *SIZES])
 
 
-@pytest.mark.parametrize("agent", ["gsm8k_agent", "harness_agent"])
+@pytest.mark.parametrize("agent", ["gsm8k_agent", "gsm8k_harness"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_verls_worker_runs_the_agent_and_its_batch_is_what_was_sampled(
     engine: str, agent: str, model: Path, tmp_path: Path

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
-from gsm8k_agent import MAX_TOOL_ITERS, SYSTEM_PROMPT, calculate, reward_of
 
+from gsm8k_agent import MAX_TOOL_ITERS, SYSTEM_PROMPT, calculate, reward_of
 from strands_tito import TITOModel
 from strands_tito.gateway import HarnessAgent
 
