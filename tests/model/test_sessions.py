@@ -156,6 +156,18 @@ async def test_a_session_older_than_the_store_branches_from_its_last_turn(tmp_pa
     assert lived.calls == [f"call_00000000_{number}" for number in (1, 4, 5)]
 
 
+async def test_an_agent_that_continues_after_a_reset_starts_the_next_ledger(tmp_path: Path) -> None:
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        model = model_over(file, engine_of("vllm", Says("Ok.")))
+        agent = Agent(model=model, callback_handler=None)
+        await agent.invoke_async("One?")
+        sealed = model.reset()
+        await agent.invoke_async("Two?")
+        kept = [(sealed.uuid, [None]), (model.ledger.uuid, [None])]
+        assert [(found.uuid, [turn.parent for turn in found]) for found in store.read(file.path)] == kept
+        assert model.ledger.uuid != sealed.uuid
+
+
 @pytest.mark.parametrize("keeps", [True, False], ids=["live", "dropped"])
 async def test_an_agent_that_is_used_for_one_task_after_another_has_a_ledger_for_each(
     keeps: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
