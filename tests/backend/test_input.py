@@ -199,3 +199,4 @@ def test_a_wrong_option_is_named_with_its_value_but_a_key_is_not() -> None:
         assert "77" not in str(caught.value)
     with pytest.raises(InvalidValueError, match=r"optional output 'top_logprob'.*'top_logprobs'"):
         OptionalOutputs.of({"top_logprob": 2})
+    assert OptionalOutputs.of(wanted := OptionalOutputs(top_logprobs=2)) is wanted

@@ -40,6 +40,7 @@ def test_every_ledgers_header_has_the_certificate(tmp_path: Path) -> None:
     assert (ledger.header.group_id, ledger.header.task_id, dict(ledger.header.user or {})) == ("g", "t", {"a": 1})
     assert ledger.header.tokenizer == policy.tokenizer.name_or_path
     certificate = policy.template.certificate
+    assert policy.model().certificate is certificate
     recorded = ledger.header.certificate
     assert recorded is not None
     assert (recorded["template"], recorded["tokenizer"]) == (certificate.template, certificate.tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -47,6 +48,26 @@ def test_identical_agents_in_threads_stay_apart_through_the_synchronous_api() ->
             for _ in range(3):
                 list(threads.map(lambda agent: agent("1 + 1?"), agents))
         assert_lines_apart(model.ledger, 6, 6)
+
+
+def test_a_loop_that_is_closed_under_a_turn_is_forgotten_quietly() -> None:
+    model = model_of("vllm", Says("One."), latency=lambda prompt: 0.0 if prompt.number else 60.0)
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(anext(model.stream([{"role": "user", "content": [{"text": "Hi?"}]}])))
+        while not model.scripted.running:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.001)
+        return task
+
+    loop.set_exception_handler(lambda loop, context: None)  # asyncio reports each dropped task
+    task = loop.run_until_complete(begin())
+    loop.close()
+    del task, loop
+    gc.collect()  # pytest fails the test on an unraisable error
+    assert len(model.ledger) == 0
+    agent_of(model)("And now?")
+    assert [turn.parent for turn in model.ledger] == [None]
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
