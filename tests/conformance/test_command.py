@@ -294,8 +294,7 @@ def test_the_guides_backend_passes_by_the_command(
         "quick",
     )
     with serving(ToyServer(loaded, loaded.eos_token_id)) as url:
-        options = ("--base-url", url, "--tokenizer", folder)
-        done = run(*command, *options, cwd=here, environment={"PYTHONPATH": path})
+        done = run(*command, "--base-url", url, "--tokenizer", folder, cwd=here, environment={"PYTHONPATH": path})
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 

@@ -6,16 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
-from strands import Agent
 
 import tito_engines as engines
-from calculator import make_agent
 from support.forced_calls import force
 from support.real import Served
 from tito_core import Policy
 from tito_core.backend import UnsupportedByServerError
-from tito_core.ledger import check_ledger
 from tito_engines import models
 
 pytestmark = pytest.mark.engine
@@ -29,22 +25,6 @@ async def test_forced_calls_with_tags_as_text(served: Served) -> None:
 async def test_forced_calls_with_tags_as_tokens(tagged: Served) -> None:
     outcome = await force(tagged.policy, 10, seed=1)
     assert outcome.found == {"right": 10}, outcome.faults
-
-
-class Sum(BaseModel):
-    """The sum that was found."""
-
-    total: int = Field(ge=0, le=1000)
-
-
-async def test_an_agents_structured_output_is_a_forced_call(served: Served) -> None:
-    model = served.model(temperature=0.0, max_new_tokens=96)
-    agent: Agent = make_agent(model)
-    result = await agent.invoke_async("What is 2 + 3?", structured_output_model=Sum, limits={"turns": 4})
-    assert isinstance(result.structured_output, Sum)
-    check_ledger(model.ledger)
-    constrained = [turn for turn in model.ledger if turn.draft.constrained]
-    assert [[(call.name, call.status) for call in turn.draft.calls] for turn in constrained] == [[("Sum", "ok")]]
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["generate", "completions"])

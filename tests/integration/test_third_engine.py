@@ -46,20 +46,8 @@ def run(*arguments: str, path: str, cwd: Path) -> str:
 @pytest.mark.long
 def test_the_suite_passes_and_lists_what_does_not_apply(installed: str, model: str, tmp_path: Path) -> None:
     command = ("-c", "from strands_tito.cli import main; main()", "conformance", "--backend", "transformers", "--seeds")
-    options = (
-        "--base-url",
-        model,
-        "--tokenizer",
-        model,
-        "--profile",
-        "quick",
-        "--tolerance",
-        "0.001",
-        "--not-require",
-        "sampler",
-        "--report",
-        "out",
-    )
+    options = ("--base-url", model, "--tokenizer", model, "--profile", "quick", "--tolerance", "0.001")
+    options += ("--not-require", "sampler", "--report", "out")
     shown = run(*command, *options, path=installed, cwd=tmp_path)
     assert "Every law that applies holds: " in shown
     [left] = [line for line in shown.splitlines() if line.startswith("Did not apply: ")]
