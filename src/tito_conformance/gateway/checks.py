@@ -17,7 +17,7 @@ import aiohttp
 from tito_conformance.gateway.adapter import Gateway, GatewayError
 from tito_conformance.gateway.audit import Row, check_extends, check_rows, check_trained, trained
 from tito_conformance.gateway.engine import CONTEXT, Engine
-from tito_conformance.gateway.session import RETRY, SYSTEM, Failed, NotApplicable, Reply, Session
+from tito_conformance.gateway.session import RETRY, SYSTEM, Failed, NotApplicable, Reply, Session, Unanswered
 
 ABORT_S = 5.0
 """How long a gateway may take to abort the engine's request after its client left."""
@@ -148,7 +148,8 @@ async def judge(play: Play, name: str) -> Verdict:
     try:
         await tried.run(play)
     except (Failed, GatewayError) as failed:
-        if tried.measures and getattr(facts, tried.measures) in (False, "engine"):
+        excused = tried.measures and getattr(facts, tried.measures) in (False, "engine")
+        if excused and not isinstance(failed, Unanswered | GatewayError):
             return Verdict(name, "not applicable", f"{EXCUSES[tried.measures]}; measured: {failed}")
         return Verdict(name, "failed", str(failed))
     except NotApplicable as reason:
@@ -466,8 +467,8 @@ async def control_words_stay_text(play: Play) -> None:
             first = await session.say(f"{words} with:same{'call' if session.tools else ''}")
             if first.call_ids:
                 await session.results([(own, f"{words} with:same") for own in first.call_ids])
-        except Failed:
-            if words == WORDS:
+        except Unanswered as error:
+            if words == WORDS and 400 <= error.status < 500:
                 return  # refused
             raise
         prompts = [call.prompt_ids for call in play.engine.calls(session.nonce)]
@@ -562,25 +563,14 @@ async def engine_error(play: Play) -> None:
     check_trained(await play.rows(session), play.engine.calls(session.nonce))
 
 
-@check()
+@check(measures="aborts")
 async def aborted_by_the_engine(play: Play) -> None:
     """An answer that the engine aborts is no finished one: it is an error, is resumed, or its finish reason says so."""
     session = await play.session()
     reply = await session.send([SYSTEM, session.user("Go. with:aborted")])
-    rows, calls = await play.rows(session), play.engine.calls(session.nonce)
-    check_rows(rows, calls)
+    calls = play.engine.calls(session.nonce)
     if reply.status == 200 and reply.finish in ("stop", "tool_calls") and len(calls) < 2:
         size = len(calls[0].output_ids)
         raise Failed(f"the engine aborted after {size} tokens; the harness got {reply.finish!r}, {reply.text!r}")
-
-
-def names(chosen: str = "") -> list[str]:
-    """Return the names of all checks, or the given ones.
-
-    Raises:
-        ValueError: There is no such check.
-    """
-    found = [name.strip() for name in chosen.split(",")] if chosen else list(CHECKS)
-    if unknown := [name for name in found if name not in CHECKS]:
-        raise ValueError(f"Unknown check {unknown[0]!r}. Available: {', '.join(CHECKS)}.")
-    return found
+    await session.say("Go. with:text")
+    check_rows(await play.rows(session), play.engine.calls(session.nonce))

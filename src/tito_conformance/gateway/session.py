@@ -37,6 +37,14 @@ class Failed(Exception):
     """The gateway did not do what a check expects. The message has the values."""
 
 
+class Unanswered(Failed):
+    """A request that every gateway must serve got no answer, or an error; `status` is 0 without one."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One answer of the gateway.
@@ -86,10 +94,10 @@ class Reply:
         """Return the same reply.
 
         Raises:
-            Failed: It is an error.
+            Unanswered: It is an error.
         """
         if self.status != 200:
-            raise Failed(f"the gateway answered {self.status}: {self.raw[:300]}")
+            raise Unanswered(f"the gateway answered {self.status}: {self.raw[:300]}", self.status)
         return self
 
 
@@ -153,7 +161,7 @@ class Session:
             async with self.http.post(url, json=body, headers=sent, timeout=timeout) as response:
                 raw = await response.text()
         except (TimeoutError, aiohttp.ClientError) as error:
-            raise Failed(f"no answer from {url}: {error!r}") from error
+            raise Unanswered(f"no answer from {url}: {error!r}") from error
         return _read(response.status, raw, bool(more.get("stream")))
 
     async def leave(
@@ -169,7 +177,7 @@ class Session:
         try:
             await asyncio.wait_for(reader.read(1) if seen is None else seen.wait(), TIMEOUT_S)
         except (OSError, TimeoutError) as error:
-            raise Failed(f"no answer from {self.base_url}: {error!r}") from error
+            raise Unanswered(f"no answer from {self.base_url}: {error!r}") from error
         writer.transport.abort()
 
 
@@ -179,7 +187,7 @@ def _read(status: int, raw: str, stream: bool) -> Reply:
     try:
         return _streamed(raw) if stream else _whole(raw)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise Failed(f"the answer is not a chat completion ({error!r}): {raw[:300]}") from error
+        raise Unanswered(f"the answer is not a chat completion ({error!r}): {raw[:300]}") from error
 
 
 def _whole(raw: str) -> Reply:

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import tinker
 from aiohttp import web
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
@@ -37,13 +38,29 @@ class Sink:
 
 def sampled(prompt: Any, sampling: Any) -> SimpleNamespace:
     """Ask the engine for what the Tinker service would sample."""
-    names = ("max_tokens", "temperature", "top_p", "seed", "stop")
+    names = ("max_tokens", "temperature", "top_p", "seed")
     params = {name: value for name in names if (value := getattr(sampling, name, None)) is not None}
+    stops = [sampling.stop] if isinstance(sampling.stop, str) else list(sampling.stop or ())
+    params["stop"] = [stop for stop in stops if isinstance(stop, str)]
+    params["stop_token_ids"] = [stop for stop in stops if isinstance(stop, int)]
     body = {"token_ids": prompt.to_ints(), "sampling_params": {**params, "logprobs": 0}}
-    [choice] = request(f"{given['engine']}/inference/v1/generate", body)["choices"]
+    try:
+        [choice] = request(f"{given['engine']}/inference/v1/generate", body)["choices"]
+    except RuntimeError as error:
+        raise as_tinkers(str(error), len(body["token_ids"])) from error
     logprobs = choice["logprobs"] and [entry["logprob"] for entry in choice["logprobs"]["content"]]
     sequence = SimpleNamespace(tokens=choice["token_ids"], logprobs=logprobs, stop_reason=choice["finish_reason"])
     return SimpleNamespace(sequences=[sequence])
+
+
+def as_tinkers(message: str, size: int) -> tinker.APIStatusError:
+    """Return an engine's error as the Tinker SDK raises it, an overflow in that service's words."""
+    if "maximum model length" in message:
+        words = f"Prompt length plus max_tokens exceeds the model's context window: {size} prompt tokens."
+        answer = httpx.Response(400, request=httpx.Request("POST", given["engine"]))
+        return tinker.BadRequestError(words, response=answer, body=None)
+    answer = httpx.Response(500, request=httpx.Request("POST", given["engine"]))
+    return tinker.InternalServerError(message, response=answer, body=None)
 
 
 def sample(self: Any, prompt: Any, num_samples: int = 1, sampling_params: Any = None, *_: Any, **__: Any) -> Any:
