@@ -25,7 +25,7 @@ from tito_conformance.testing import Fault, first
 from tito_core import store
 from tito_core.store.file import LedgerFile
 
-ADD = {
+ADD: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "add",
@@ -40,6 +40,8 @@ ADD = {
         },
     },
 }
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+FORCED = {"type": "function", "function": {"name": "none of these"}}
 THINKS = "<think>\nSo.\n</think>\n\n"
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."}]
 
@@ -56,7 +58,8 @@ class Client:
         return await self.http.post(self.path + path, json=body)
 
     async def chat(self, messages: list[Any], **more: Any) -> dict[str, Any]:
-        answer = await self.post("/v1/chat/completions", model="any", messages=messages, tools=[ADD], **more)
+        body = {"model": "any", "messages": messages, "tools": [ADD], **more}
+        answer = await self.post("/v1/chat/completions", **body)
         assert answer.status_code == 200, answer.text
         return dict(answer.json()["choices"][0]["message"])
 
@@ -410,11 +413,16 @@ async def test_errors_have_the_wires_own_shape(engine: Any, status: int, code: s
 async def test_fixed_sampling_and_ignored_keys_are_on_record() -> None:
     async with gateway_of("One.", fixed_sampling=True, ignored={"n"}, sampling={"temperature": 0.7}) as gateway:
         client = Client(gateway)
+        said = [HELLO[0], {**HELLO[1], "name": "Ann"}]
         for _ in range(2):
-            await client.chat(HELLO, temperature=0.1, n=4, user="me")
+            await client.chat(
+                said, temperature=0.1, n=4, user="me", tools=[{**ADD, "function": {**ADD["function"], "strict": True}}]
+            )
         ledger = gateway.ledger("s")
         assert ledger[0].draft.sampling["temperature"] == 0.7
-        assert ledger.annotation("gateway", turn=0)["ignored"] == ["n", "temperature", "user"]
+        assert ledger.annotation("gateway", turn=0)["ignored"] == [
+            *("messages.name", "n", "temperature", "tools.function.strict", "user")
+        ]
         assert ledger.annotation("gateway", turn=1) is None
 
 
@@ -437,6 +445,13 @@ def test_every_key_of_openais_request_is_served_without_effect_or_refused() -> N
         {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}]},
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]},
+        {"messages": [{"role": "system", "content": [IMAGE]}]},  # no template shows it there: it would be lost
+        {"messages": [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "Hi."}, IMAGE]}]},
+        {"messages": [*HELLO, {"role": "assistant", "content": "Hi.", "refusal": "No."}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+        {"messages": [{"role": "tool", "content": "3"}]},
+        {"messages": HELLO, "stream": "false"},
+        {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
         {"messages": HELLO, "n": 2},
         {"messages": HELLO, "tools": [{"type": "custom"}]},
         {"messages": HELLO, "tool_choice": "sometimes"},
@@ -451,10 +466,25 @@ def test_what_cannot_be_served_is_refused_by_name(wrong: Any) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"{", b"[]", b'{"messages": []}', json.dumps({"messages": HELLO, "temperature": -1}).encode()],
+    [
+        b"{",
+        b"[]",
+        b'{"messages": []}',
+        json.dumps({"messages": HELLO, "temperature": -1}).encode(),
+        json.dumps({"messages": HELLO, "seed": 10**30}).encode(),
+        json.dumps({"messages": HELLO, "stream_options": 5}).encode(),
+        b'{"messages": [{"role": "user", "content": "Hi."}], "tools": [{"type": "function", "function": {"name": "f", '
+        + b'"parameters": {"a": '
+        + b"[" * 900
+        + b"]" * 900
+        + b"}}}]}",
+        json.dumps({"messages": HELLO, "tools": [ADD], "tool_choice": FORCED}).encode(),
+    ],
+    ids=range(8),
 )
 async def test_bodies_that_are_no_request_are_errors(body: bytes) -> None:
     async with gateway_of("One.") as gateway:
+        await Client(gateway).chat(HELLO)
         answer = await Client(gateway).http.post("/sessions/s/v1/chat/completions", content=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["message"]

@@ -7,7 +7,6 @@ Every key of a request is served, without effect and on record, or refused by na
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
@@ -48,6 +47,8 @@ REFUSED = {
     "web_search_options": "Give the harness's own search as a tool.",
 }
 """Keys that are refused, and what to do."""
+_MESSAGE_KEYS = ("content", "reasoning", "reasoning_content", "role", "tool_call_id", "tool_calls")
+_FUNCTION_KEYS = ("description", "name", "parameters")
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
 
 
@@ -97,22 +98,30 @@ def chat_turn(request: Mapping[str, Any], ignored: Collection[str] = ()) -> Chat
     one_of(given, "parallel_tool_calls", (True,), "How many calls an answer has is the policy's choice.")
     one_of(given, "modalities", (["text"],), "The policy makes text.")
     one_of(given, "top_logprobs", (0,), "Give optional_outputs to the gateway, which records them.")
-    system, messages = _history(objects(given, "messages"))
+    for flag in ("logprobs", "stream"):
+        one_of(given, flag, (False, True))
+    said, tools = objects(given, "messages"), objects(given, "tools")
+    system, messages = _history(said)
     choice, runs_calls = tool_choice(given.get("tool_choice", "auto"))
-    options = given.get("stream_options") or {}
+    options = given.get("stream_options", {})
+    without_effect += _unused("messages", said, _MESSAGE_KEYS) + _unused("stream_options", [options], ["include_usage"])
     return ChatTurn(
         system=system,
         messages=messages,
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(given, "tools"))] or None,
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)] or None,
         choice=choice,
         sampling=_sampling(given),
         runs_calls=runs_calls,
-        stream=bool(given.get("stream", False)),
-        usage=bool(options.get("include_usage")) if isinstance(options, dict) else False,
-        logprobs=bool(given.get("logprobs", False)),
+        stream=given.get("stream", False),
+        usage=bool(options.get("include_usage")),
+        logprobs=given.get("logprobs", False),
         model=str(given.get("model", "")),
-        ignored=without_effect,
+        ignored=without_effect + _unused("tools.function", [tool["function"] for tool in tools], _FUNCTION_KEYS),
     )
+
+
+def _unused(place: str, values: list[Any], known: Collection[str]) -> list[str]:
+    return sorted({f"{place}.{key}" for each in values for key, value in each.items() if value and key not in known})
 
 
 def split_keys(
@@ -139,7 +148,7 @@ def split_keys(
     return given, dropped
 
 
-def one_of(given: Mapping[str, Any], key: str, allowed: Sequence[Any], why: str) -> None:
+def one_of(given: Mapping[str, Any], key: str, allowed: Sequence[Any], why: str = "") -> None:
     """Refuse a key whose value is not allowed; the first of `allowed` is its default."""
     if given.get(key, allowed[0]) not in allowed:
         shown = " or ".join(json.dumps(value) for value in allowed)
@@ -160,19 +169,26 @@ def objects(given: Mapping[str, Any], key: str) -> list[Any]:
 
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters of a request, by our names."""
-    sampling = {_SAMPLING[key]: value for key, value in given.items() if key in _SAMPLING}
+    sampling = {name: given[key] for key, name in _SAMPLING.items() if key in given}
     if bias := given.get("logit_bias"):
         sampling["extra"] = {"logit_bias": bias}
-    wanted = given.get("response_format") or {"type": "text"}
-    kind = wanted.get("type") if isinstance(wanted, dict) else None
-    if kind == "json_object":
-        sampling["grammar"] = {"kind": "json_schema", "value": '{"type": "object"}'}
-    elif kind == "json_schema" and isinstance(wanted.get("json_schema"), dict):
-        schema = wanted["json_schema"].get("schema", {"type": "object"})
-        sampling["grammar"] = {"kind": "json_schema", "value": json.dumps(schema)}
-    elif kind != "text":
+    form = given.get("response_format", {"type": "text"})
+    if form["type"] not in ("text", "json_object", "json_schema"):
         raise Refusal("response_format must be of type text, json_object or json_schema.", param="response_format")
+    if form["type"] != "text":
+        sampling["grammar"] = json_grammar(form.get("json_schema", {}).get("schema", {"type": "object"}))
     return sampling
+
+
+def json_grammar(schema: Any) -> dict[str, str]:
+    """Return the grammar of an answer that is JSON of a schema.
+
+    Raises:
+        Refusal: The schema is no object.
+    """
+    if not isinstance(schema, dict):
+        raise Refusal(f"A JSON Schema must be an object, not {json.dumps(schema)}.")
+    return {"kind": "json_schema", "value": json.dumps(schema)}
 
 
 def tool_choice(choice: Any) -> tuple[ToolChoice | None, bool]:
@@ -208,67 +224,65 @@ def _history(given: list[Any]) -> tuple[str | None, Messages]:
     system: list[str] = []
     messages: list[Any] = []
     for i, message in enumerate(given):
-        where, role = f"messages[{i}]", message.get("role")
-        if role in ("system", "developer"):
-            if messages:
-                raise Refusal(f"{where}: a {role} message must come before all others.", param=where)
-            system += [block["text"] for block in _blocks(message.get("content"), where) if "text" in block]
-        elif role == "assistant":
-            messages.append(as_stored({"role": "assistant", "content": _answer(message, where)}))
-        elif role in ("user", "tool"):
-            blocks = [_result(message, where)] if role == "tool" else _blocks(message.get("content"), where)
-            last = messages[-1]["content"] if messages and messages[-1]["role"] == "user" else []
-            if last and "toolResult" in last[-1]:
-                last += blocks
-            else:
-                messages.append({"role": "user", "content": blocks})
-        else:
-            raise Refusal(f"{where}: unknown role {role!r}.", param=where)
+        try:
+            _append(message, system, messages)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            why = str(error) if type(error) is ValueError else repr(error)
+            raise Refusal(f"messages[{i}] is not served: {why}", param=f"messages[{i}]") from None
     return "\n".join(system) or None, messages
 
 
-def _answer(message: Mapping[str, Any], where: str) -> list[Any]:
-    if message.get("function_call"):
-        raise Refusal(f"{where}: use tool_calls in place of function_call.", param=where)
+def _append(message: Mapping[str, Any], system: list[str], messages: list[Any]) -> None:
+    role, content = message["role"], message.get("content")
+    if role in ("system", "developer"):
+        if messages:
+            raise ValueError(f"A {role} message must come before all others.")
+        system += [block["text"] for block in _blocks(content)]
+    elif role == "assistant":
+        messages.append(as_stored({"role": "assistant", "content": _answer(message)}))
+    elif role in ("user", "tool"):
+        blocks = _blocks(content, images=True)
+        if role == "tool":
+            blocks = [{"toolResult": {"toolUseId": message["tool_call_id"], "status": "success", "content": blocks}}]
+        last = messages[-1]["content"] if messages and messages[-1]["role"] == "user" else []
+        if last and "toolResult" in last[-1]:
+            last += blocks
+        else:
+            messages.append({"role": "user", "content": blocks})
+    else:
+        raise ValueError(f"Unknown role {role!r}.")
+
+
+def _answer(message: Mapping[str, Any]) -> list[Any]:
+    for key in ("audio", "function_call", "refusal"):
+        if message.get(key):
+            raise ValueError(f"Use content and tool_calls in place of {key}.")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     blocks: list[Any] = [{"reasoningContent": {"reasoningText": {"text": reasoning}}}] if reasoning else []
-    blocks += [block for block in _blocks(message.get("content") or [], where) if block.get("text") != ""]
+    blocks += [block for block in _blocks(message.get("content") or []) if block["text"] != ""]
     for call in message.get("tool_calls") or ():
-        try:
-            function = call["function"]
-            arguments = json.loads(function["arguments"] or "{}")
-            blocks.append({"toolUse": {"toolUseId": call["id"], "name": function["name"], "input": arguments}})
-        except (TypeError, KeyError, ValueError, RecursionError) as error:
-            raise Refusal(f"{where}: a tool call is not readable ({error!r}).", param=where) from None
+        function = call["function"]
+        arguments = json.loads(function["arguments"] or "{}")
+        blocks.append({"toolUse": {"toolUseId": call["id"], "name": function["name"], "input": arguments}})
     return blocks
 
 
-def _result(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    content = _blocks(message.get("content"), where)
-    return {"toolResult": {"toolUseId": message.get("tool_call_id"), "status": "success", "content": content}}
+def _blocks(content: Any, images: bool = False) -> list[Any]:
+    if not isinstance(content, str | list):
+        raise ValueError("content must be a string or a list of parts.")
+    return [{"text": content}] if isinstance(content, str) else [_block(part, images) for part in content]
 
 
-def _blocks(content: Any, where: str) -> list[Any]:
-    if isinstance(content, str):
-        return [{"text": content}]
-    if not isinstance(content, list):
-        raise Refusal(f"{where}: content must be a string or a list of parts.", param=where)
-    return [_block(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
-
-
-def _block(part: Any, where: str) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in ("text", "refusal"):
-        return {"text": part.get(kind)}
-    if kind != "image_url" or not isinstance(part.get("image_url"), dict):
-        raise Refusal(f"{where}: a part must be of type text or image_url, not {kind!r}.", param=where)
-    head, _, data = str(part["image_url"].get("url")).partition(";base64,")
+def _block(part: Any, images: bool) -> dict[str, Any]:
+    kind = part["type"]
+    if kind in ("text", "refusal") and isinstance(part[kind], str):
+        return {"text": part[kind]}
+    if kind != "image_url" or not images:
+        raise ValueError(f"A part of type {kind!r} cannot stand here, or has no text.")
+    head, _, data = part["image_url"]["url"].partition(";base64,")
     if not head.startswith("data:image/"):
-        raise Refusal(f"{where}: send the image itself, as data:image/png;base64,... .", param=where)
-    try:
-        return {"image": {"format": head[11:], "source": {"bytes": base64.b64decode(data, validate=True)}}}
-    except binascii.Error as error:
-        raise Refusal(f"{where}: the image is not base64 ({error}).", param=where) from None
+        raise ValueError("Send the image itself, as data:image/png;base64,... .")
+    return {"image": {"format": head[11:], "source": {"bytes": base64.b64decode(data, validate=True)}}}
 
 
 class Answer:
@@ -362,7 +376,8 @@ class Answer:
 
     def _logprob(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        written = None if "\ufffd" in text else list(text.encode())  # a part of a character has no text
+        return {"token": text, "logprob": logprob, "bytes": written, "top_logprobs": []}
 
     def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}

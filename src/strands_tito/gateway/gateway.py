@@ -508,7 +508,9 @@ class Gateway:
 
     def _settings_of(self, session: Session, turn: ChatTurn) -> Settings:
         """Return the settings of a turn: the session's, with what the request asks for."""
-        sampling = {} if self.fixed_sampling else turn.sampling
+        sampling = {} if self.fixed_sampling else dict(turn.sampling)
+        if "extra" in sampling:
+            sampling["extra"] = {**session.settings.sampling.extra, **sampling["extra"]}
         changed = session.settings.changed(self.policy.info, sampling) if sampling else session.settings
         return replace(changed, stream=turn.stream, reports_ids=turn.logprobs, runs_calls=turn.runs_calls)
 
@@ -543,7 +545,7 @@ async def _read_whole(running: RunningTurn, pieces: AsyncGenerator[bytes]) -> As
 def _key(turn: ChatTurn, found: Recognised) -> bytes:
     """Return what equal requests to a session have in common: their history, and what they ask for."""
     about = [turn.sampling, turn.choice, turn.runs_calls, turn.stream, turn.usage, turn.logprobs, turn.model]
-    return found.digest + msgspec.json.encode(about)
+    return found.digest + repr(about).encode()  # JSON of any size: it is not checked yet
 
 
 def _trajectories(ledger: Ledger) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from strands.types.content import Messages
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
-from strands_tito.gateway.chat import ChatTurn, objects, split_keys
+from strands_tito.gateway.chat import ChatTurn, json_grammar, objects, split_keys
 from strands_tito.gateway.reply import CONTEXT_CODE, Refusal
 from tito_core.turn.history import as_stored
 
@@ -57,7 +57,7 @@ def messages_turn(request: Mapping[str, Any], ignored: Collection[str] = ()) -> 
     sampling = {_SAMPLING[key]: value for key, value in given.items() if key in _SAMPLING}
     wanted = given.get("output_config") or {}
     if isinstance(wanted, dict) and (form := wanted.get("format")):
-        sampling["grammar"] = {"kind": "json_schema", "value": json.dumps(form.get("schema", {"type": "object"}))}
+        sampling["grammar"] = json_grammar(form.get("schema", {"type": "object"}))
     without_effect += [f"output_config.{key}" for key in wanted if key != "format"]
     choice, runs_calls = _choice(given.get("tool_choice") or {"type": "auto"})
     system = "\n".join(block["text"] for block in _blocks(given.get("system") or [], "system"))

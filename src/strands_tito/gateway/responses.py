@@ -16,7 +16,7 @@ import msgspec
 from strands.types.content import Messages
 from strands.types.streaming import StreamEvent
 
-from strands_tito.gateway.chat import ChatTurn, function_spec, objects, one_of, split_keys, tool_choice
+from strands_tito.gateway.chat import ChatTurn, function_spec, json_grammar, objects, one_of, split_keys, tool_choice
 from strands_tito.gateway.reply import Refusal, error_json
 from tito_core.turn.history import as_stored
 
@@ -66,7 +66,7 @@ def responses_turn(request: Mapping[str, Any], ignored: Collection[str] = ()) ->
     sampling = {_SAMPLING[key]: value for key, value in given.items() if key in _SAMPLING}
     form = (given.get("text") or {}).get("format") or {"type": "text"}
     if form.get("type") != "text":
-        sampling["grammar"] = {"kind": "json_schema", "value": json.dumps(form.get("schema", {"type": "object"}))}
+        sampling["grammar"] = json_grammar(form.get("schema", {"type": "object"}))
     tools = objects(given, "tools")
     functions = [tool for tool in tools if tool.get("type") == "function"]
     without_effect += sorted({f"tools of type {tool.get('type')}" for tool in tools if tool not in functions})
