@@ -32,6 +32,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.scripts.vllm_serve import ScriptArguments, build_command
 
 from calculator_agent import Agents, problems, prompt_of, question_of
+from calculator_harness import HarnessAgents
 from strands_tito import Ledger, Policy
 from strands_tito.integrations.run_rollout import run_rollout
 from strands_tito.integrations.trl import recorded_reward, rollout_func
@@ -258,13 +259,15 @@ def tiny_server(model: str, torch_index: str | None) -> Iterator[tuple[str, str]
         yield url, str(models.ensure(model, install.ensure(engines.find("vllm")).python))
 
 
-def run(settings: Settings, url: str, folder: str, out: Path, *, tiny: bool) -> dict[str, Any]:
+def run(
+    settings: Settings, url: str, folder: str, out: Path, *, tiny: bool, make: type[Agents] = Agents
+) -> dict[str, Any]:
     """Run the pipeline on a server; return the report."""
     began = time.monotonic()
     policy = Policy.connect(backend="vllm", base_url=url, tokenizer=folder, patience_s=900)
     answers = problems(settings.held_out + settings.train, settings.operations)
     held_out, train = [*answers][: settings.held_out], [*answers][settings.held_out :]
-    agents = Agents(answers, settings.operations)
+    agents = make(answers, settings.operations)
     report: dict[str, Any] = {"settings": asdict(settings), "engine": f"vllm {policy.info.version}"}
     report["before"] = run_blocking(evaluate(policy, agents, held_out, settings.tokens))
     print("before", report["before"], flush=True)
@@ -293,6 +296,7 @@ def main() -> None:
     """Read the command line, run, and write the report and the curves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="on a CPU, without TRL's server mode")
+    parser.add_argument("--harness", action="store_true", help="a harness of another SDK, through the gateway")
     parser.add_argument("--out", type=Path, default=Path("runs/trl_lora"))
     parser.add_argument("--gpus", default="0,1", help="the trainer's and the server's")
     parser.add_argument("--port", type=int, default=8000)
@@ -303,15 +307,16 @@ def main() -> None:
     chosen = {name: value for name, value in vars(arguments).items() if name in asdict(TINY) and value is not None}
     settings = replace(TINY if arguments.tiny else Settings(), **chosen)
     arguments.out.mkdir(parents=True, exist_ok=True)
+    make = HarnessAgents if arguments.harness else Agents
     logging.getLogger("strands.tools").setLevel(logging.CRITICAL)  # the policy makes malformed calls at first
     if arguments.tiny:
         with tiny_server(settings.model, arguments.torch_index) as (url, folder):
-            report = run(settings, url, folder, arguments.out, tiny=True)
+            report = run(settings, url, folder, arguments.out, tiny=True, make=make)
     else:
         trainers, servers = arguments.gpus.split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = trainers  # before CUDA starts: the trainer takes all that it sees
         with server(settings.model, servers, arguments.port) as url:
-            report = run(settings, url, settings.model, arguments.out, tiny=False)
+            report = run(settings, url, settings.model, arguments.out, tiny=False, make=make)
     (arguments.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     draw(report, arguments.out / "curves.svg")
     figures = " -> ".join(f"{report[when]['right']:.2f}" for when in ("before", "after"))
