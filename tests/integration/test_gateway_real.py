@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from openai import AsyncOpenAI
 from strands.models.openai import OpenAIModel
 from strands.types.exceptions import MaxTokensReachedException
 
@@ -45,18 +45,32 @@ async def test_an_agent_through_the_gateway_has_the_ledger_of_one_on_the_model(s
                 assert np.abs(ours.draft.logprobs - theirs.draft.logprobs).max() <= 1e-4
 
 
-async def test_a_script_of_the_openai_client_is_one_path_that_the_engine_confirms(served: Served) -> None:
-    tools = [{"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {}}}]
-    async with Gateway(served.policy, sampling={"max_new_tokens": 48}) as gateway:
-        async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY:script") as client:
-            messages = [{"role": "user", "content": "What time is it?"}]
-            for _ in range(4):
-                answer = await client.chat.completions.create(model="any", messages=messages, tools=tools, seed=3)
-                message = answer.choices[0].message
-                messages.append(json.loads(message.model_dump_json(exclude_none=True)))
-                calls = message.tool_calls or []
-                messages += [{"role": "tool", "tool_call_id": call.id, "content": "Noon."} for call in calls]
-                messages += [] if calls else [{"role": "user", "content": "Go on."}]
+async def chat(http: httpx.AsyncClient, said: list[Any]) -> list[Any]:
+    answer = (await http.post("/v1/chat/completions", json={"model": "any", "messages": said})).json()
+    return [answer["choices"][0]["message"]]
+
+
+async def anthropic(http: httpx.AsyncClient, said: list[Any]) -> list[Any]:
+    body = {"model": "any", "messages": said, "max_tokens": 48}
+    counted = (await http.post("/v1/messages/count_tokens", json=body)).json()["input_tokens"]
+    answer = (await http.post("/v1/messages", json=body)).json()
+    assert counted == answer["usage"]["input_tokens"] + answer["usage"].get("cache_read_input_tokens", 0)
+    return [{"role": "assistant", "content": answer["content"]}]
+
+
+async def responses(http: httpx.AsyncClient, said: list[Any]) -> list[Any]:
+    return list((await http.post("/v1/responses", json={"model": "any", "input": said})).json()["output"])
+
+
+@pytest.mark.parametrize("ask", [chat, anthropic, responses])
+async def test_a_script_on_each_wire_is_one_path_that_the_engine_confirms(served: Served, ask: Any) -> None:
+    async with (
+        Gateway(served.policy, sampling={"max_new_tokens": 48}) as gateway,
+        httpx.AsyncClient(base_url=f"{gateway.url}/sessions/script", timeout=300) as http,
+    ):
+        said: list[Any] = [{"role": "user", "content": "What time is it?"}]
+        for _ in range(4):
+            said += [*await ask(http, said), {"role": "user", "content": "Go on."}]
         ledger = gateway.ledger("script")
     check_ledger(ledger)
     assert [path.turns for path in ledger.trajectories] == [(0, 1, 2, 3)]
