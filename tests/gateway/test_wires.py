@@ -122,9 +122,11 @@ async def test_the_same_conversation_is_the_same_ledger_on_every_wire(kind: str,
 async def test_arguments_that_a_harness_adds_by_default_continue_the_turn() -> None:
     """As Claude Code 2.1 sends `replace_all`."""
     tools: Any = [{"name": "add", "description": "Add.", "input_schema": SCHEMA}]
-    for added, turns in (({"all": False}, [(0, 1)]), ({"all": True}, [(0,), (1,)]), ({"b": 1}, [(0,), (1,)])):
+    continued, changed = [[(0, 1)]], [[(0,), (1,)]]
+    cases: list[tuple[Any, str, Any]] = [({"all": False}, "k:s", continued), ({"all": False}, "k", continued)]
+    for added, key, turns in [*cases, ({"all": True}, "k:s", changed), ({"b": 1}, "k:s", changed)]:
         async with Gateway(model_of("vllm", Says(call("add", '{"a": 1}'), "So.")).policy) as gateway:
-            async with AsyncAnthropic(base_url="http://x", api_key="k:s", http_client=http(gateway)) as client:
+            async with AsyncAnthropic(base_url="http://x", api_key=key, http_client=http(gateway)) as client:
                 said: list[Any] = [{"role": "user", "content": "Go."}]
                 answer = await client.messages.create(model="m", messages=said, tools=tools, max_tokens=99)
                 [used] = [block.model_dump() for block in answer.content]
@@ -132,7 +134,7 @@ async def test_arguments_that_a_harness_adds_by_default_continue_the_turn() -> N
                 result = {"type": "tool_result", "tool_use_id": used["id"], "content": "1"}
                 said.append({"role": "user", "content": [result]})
                 await client.messages.create(model="m", messages=said, tools=tools, max_tokens=99)
-            assert [path.turns for path in gateway.ledger("s").trajectories] == turns
+            assert [[path.turns for path in ledger.trajectories] for ledger in gateway.ledgers] == turns
 
 
 async def test_a_conversation_that_is_too_long_is_what_harnesses_look_for() -> None:

@@ -453,7 +453,7 @@ class Gateway:
         if place.session is not None:
             session = await self._session(place, make=True)
             return session, self._recognised(session, turn)
-        candidates = self._answers.get(key_of_answer(turn.messages), ())
+        candidates = self._answers.get(key_of_answer(turn.messages, turn.tools), ())
         found = [(each, self._recognised(each, turn)) for each in candidates]
         continuing = [(session, recognised) for session, recognised in found if recognised.answer]
         if not continuing:
@@ -487,7 +487,7 @@ class Gateway:
         self._use(session)  # its turn may have been longer than a session may be idle
         committed = ledger[state[STATE_KEY]["turn"]]
         if not session.has_name and (node := ledger.node_of(committed.index)) is not None:
-            key = key_of_answer([node.message])
+            key = key_of_answer([node.message], turn.tools)
             if key not in session.keys:
                 session.keys.add(key)
                 self._answers.setdefault(key, []).append(session)

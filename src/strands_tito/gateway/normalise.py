@@ -129,13 +129,19 @@ def _digest(digest: bytes, items: Sequence[Any]) -> bytes:
     return digest
 
 
-def key_of_answer(messages: Sequence[Message]) -> str:
+def key_of_answer(messages: Sequence[Message], tools: Sequence[ToolSpec] | None) -> str:
     """Return a key of the last assistant message that every spelling of it has, or "" where there is none."""
     answer = next((message for message in reversed(messages) if message["role"] == "assistant"), None)
     if answer is None:
         return ""
     _, text, calls = _parts(answer)
-    return _as_json([text.strip(), [[call["name"], plain_copy(call["input"])] for call in calls]])
+    made = []
+    for call in calls:
+        given, name = plain_copy(call["input"]), call["name"]
+        if isinstance(given, dict):
+            given = {key: value for key, value in given.items() if not _are_defaults({key: value}, name, tools or ())}
+        made.append([name, given])
+    return _as_json([text.strip(), made])
 
 
 def latest_turn(node: Node | None) -> int | None:
