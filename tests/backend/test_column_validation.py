@@ -221,6 +221,12 @@ def test_rows_of_different_lengths_keep_the_top_k() -> None:
     assert found["top_logprobs"].values.tolist() == np.float32([[-1.0, -1.5], [-0.5, -2.0], [-0.1, -3.0]]).tolist()
 
 
+def test_values_of_numpy_are_pythons() -> None:
+    rows = [[(np.int32(token), np.float32(logprob)) for token, logprob in row] for row in TOP]
+    found = columns({"top_logprobs": 2}, top=rows)
+    assert found["top_ids"].values.tolist() == [[21, 30], [30, 22], [31, 2]]
+
+
 def test_logprobs_of_image_tokens_in_the_prompt_are_missing() -> None:
     """Engines report another id there, and a number that means nothing."""
     sent = replace(

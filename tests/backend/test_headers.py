@@ -355,6 +355,13 @@ async def test_a_stream_that_is_not_text_is_shown_with_replacements() -> None:
     assert failed.body == '{"error": "a\ufffdb"}'
 
 
+async def test_a_stream_that_breaks_off() -> None:
+    error = await streamed(EVENT)
+    assert isinstance(error, EngineConnectionError)
+    assert (error.sent, error.reason) == (True, "closed")
+    assert re.search("sglang at http://h/generate broke off.*log", str(error))
+
+
 async def test_an_error_event_may_have_a_blank_before_its_name() -> None:
     found = await streamed(EVENT + b'data: { "error": {"message": "no", "code": 400}}\n')
     assert (type(found), found.status) == (BadRequestError, 400)

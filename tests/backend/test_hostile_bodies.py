@@ -64,6 +64,17 @@ async def test_a_stream_that_ends_in_a_nested_error_is_a_typed_error(kind: Kind)
         await generate(hostile, request_of(), lambda _: None)
 
 
+@pytest.mark.parametrize("kind", WIRES)
+async def test_an_id_beyond_64_bits_in_an_event_is_a_protocol_violation(kind: Kind) -> None:
+    def edit(events: Any) -> None:
+        choice(events[0])["output_ids" if kind == "sglang" else "token_ids"][0] = 2**64
+
+    hostile = in_process_backend(engine_of(kind, fault=always(Fault(edit=edit))))
+    hostile._info = await in_process_backend(engine_of(kind)).connect()
+    with pytest.raises(ProtocolViolationError):
+        await generate(hostile, request_of(), lambda _: None)
+
+
 HEADERS = (
     b"(" * 5_000,
     b"-" * 9_000 + b"1",

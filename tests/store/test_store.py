@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -179,6 +181,34 @@ def test_the_bytes_of_a_torn_tail_are_counted_and_its_cut_is_logged(
     assert f"bytes=<{torn}>" in line
     with store.LedgerFile(path) as file:
         assert file.torn_bytes == 0
+
+
+def test_forked_processes_append_to_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    script = f"""
+import os
+import subprocess
+import sys
+from support import crash_writer
+from tito_core.ledger import Ledger
+from tito_core.store import LedgerFile
+with LedgerFile({str(path)!r}, "a") as file:
+    children = []
+    for number in range(4):
+        children.append(os.fork())
+        if not children[-1]:
+            try:
+                made = file.attach(Ledger(f"{{number:08d}}-0000-4000-8000-000000000000"))
+                for _ in range(40):
+                    crash_writer.commit_next(made)
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+"""
+    python_path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": python_path})
+    assert [len(each) for each in store.read(path)] == [40] * 4
 
 
 def test_readers_that_were_forked_do_not_move_each_other(tmp_path: Path) -> None:
