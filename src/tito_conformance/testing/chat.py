@@ -17,7 +17,8 @@ from typing import Any
 
 from tito_conformance.testing.engine import completion_text, deltas
 from tito_conformance.testing.script import Settled
-from tito_conformance.testing.vllm_answers import stop_reason, usage_of
+from tito_conformance.testing.vllm_answers import FINGERPRINT, stop_reason, usage_of
+from tito_conformance.testing.vllm_requests import bad_value
 from tito_conformance.testing.wire import (
     Answer,
     EngineState,
@@ -31,6 +32,11 @@ from tito_conformance.testing.wire import (
     sse_response,
 )
 
+UNUSED = (
+    *("service_tier", "prompt_logprobs", "prompt_text"),
+    *("kv_transfer_params", "ec_transfer_params", "metrics"),
+)
+UNUSED_OF_MESSAGE = ("refusal", "annotations", "audio", "function_call", "reasoning")
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
@@ -85,12 +91,13 @@ class ChatWire:
         )
         room = state.max_model_len - len(prompt)
         if room < 1:
+            beyond = state.max_model_len + 1  # the server stops to count there
             message = (
-                f"This model's maximum context length is {state.max_model_len} tokens. However, your request has "
-                f"{len(prompt)} input tokens. Please reduce the length of the input messages."
+                f"This model's maximum context length is {beyond - 1} tokens. However, your prompt contains at least "
+                f"{beyond} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
+                "length of the input prompt."
             )
-            error = {"message": message, "type": "BadRequestError", "param": "input_tokens", "code": 400}
-            return json_response({"error": error}, 400)
+            return bad_value(message, "input_tokens", beyond)
         asked = body.get("max_completion_tokens") or body.get("max_tokens") or room
         one = scripted_request(
             state, body, body, prompt, wire="chat", max_new_tokens=min(asked, room), server_id=random_id(16),
@@ -144,10 +151,10 @@ class ChatAnswer:
         if not self.body.get("stream"):
             choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
             whole = {"object": "chat.completion", "choices": choices, "usage": usage, "prompt_token_ids": prompt}
-            return json_response({**head, **whole})
+            return json_response({**head, **whole, "system_fingerprint": FINGERPRINT, **dict.fromkeys(UNUSED)})
         head["object"] = "chat.completion.chunk"
-        first: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        events = [{**head, "choices": [first], "prompt_token_ids": prompt}]
+        start: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        events = [{**head, "choices": [{"index": 0, **start}], "prompt_token_ids": prompt, "prompt_text": None}]
         events += [{**head, "choices": [each]} for each in self._deltas(answers[0])]
         if (self.body.get("stream_options") or {}).get("include_usage"):
             events.append({**head, "choices": [], "usage": usage})
@@ -165,13 +172,9 @@ class ChatAnswer:
 
     def _choice(self, index: int, answer: Settled) -> dict[str, Any]:
         content, calls = self._parsed(answer)
-        message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
-        return {
-            "index": index,
-            "message": message,
-            **self._end(answer),
-            **self._columns(answer, 0, len(answer.output_ids)),
-        }
+        message = {"role": "assistant", "content": content, **dict.fromkeys(UNUSED_OF_MESSAGE)}
+        made = {"message": {**message, **({"tool_calls": calls} if calls else {})}, "routed_experts": None}
+        return {"index": index, **made, **self._end(answer), **self._columns(answer, 0, len(answer.output_ids))}
 
     def _end(self, answer: Settled) -> dict[str, Any]:
         called = answer.finish == "stop" and bool(self._parsed(answer)[1])
@@ -187,13 +190,16 @@ class ChatAnswer:
         return {**columns, "token_ids": [token for token, _ in pairs]} if self.body.get("return_token_ids") else columns
 
     def _deltas(self, answer: Settled) -> Iterator[dict[str, Any]]:
-        """Yield one choice for each token; a call comes whole, with its last token."""
+        """Yield one choice for each token. A call begins with its opening tag, and has its arguments at the other."""
         _, calls = self._parsed(answer)
         texts, total, shown = deltas(self.state, answer, self.body), len(answer.output_ids), 0
         for n, (token, text) in enumerate(zip(answer.output_ids, texts, strict=True)):
             delta: dict[str, Any] = {} if calls or not text else {"content": text}
-            if calls and self.state.piece(token) == "</tool_call>":
-                delta = {"tool_calls": [{"index": shown, **calls[shown]}]}
-                shown += 1
+            if calls and (piece := self.state.piece(token)) in ("<tool_call>", "</tool_call>"):
+                opens, (name, arguments) = piece == "<tool_call>", calls[shown]["function"].items()
+                begun = {**calls[shown], "function": dict([name])}
+                part = begun if opens else {"function": dict([arguments])}
+                delta = {"content": None, "tool_calls": [{"index": shown, **part}]}
+                shown += not opens
             end = self._end(answer) if n == total - 1 else {"finish_reason": None}
             yield {"index": 0, "delta": delta, **end, **self._columns(answer, n, n + 1)}
