@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
+from itertools import chain, groupby
 from typing import Any
 
 import httpx2
@@ -135,6 +136,29 @@ async def test_arguments_that_a_harness_adds_by_default_continue_the_turn() -> N
                 said.append({"role": "user", "content": [result]})
                 await client.messages.create(model="m", messages=said, tools=tools, max_tokens=99)
             assert [[path.turns for path in ledger.trajectories] for ledger in gateway.ledgers] == turns
+
+
+async def test_an_item_of_a_streamed_response_begins_empty_and_is_finished_part_by_part() -> None:
+    """As OpenAI's reference has it; some clients read only the events that end in `done`."""
+    async with Gateway(model_of("vllm", Says(TWO_CALLS)).policy) as gateway:
+        async with AsyncOpenAI(base_url="http://x/v1", api_key="k:s", http_client=http(gateway)) as client:
+            tools: Any = [{"type": "function", "name": "add", "parameters": SCHEMA, "strict": False}]
+            stream = await client.responses.create(model="m", input="Go.", tools=tools, stream=True)
+            events: list[Any] = [event async for event in stream]
+    texts = [
+        ["content_part.added", f"{kind}.delta", f"{kind}.done", "content_part.done"]
+        for kind in ("reasoning_text", "output_text")
+    ]
+    call = ["function_call_arguments.delta", "function_call_arguments.done"]
+    items = [["output_item.added", *parts, "output_item.done"] for parts in (*texts, call, call)]
+    kinds = [kind for kind, _ in groupby(event.type.removeprefix("response.") for event in events)]
+    assert kinds == ["created", *chain(*items), "completed"]
+    begun = [event.item.model_dump() for event in events if event.type == "response.output_item.added"]
+    assert not any(item.get("content") or item.get("arguments") for item in begun)
+    finished = [event.text for event in events if event.type.endswith("_text.done")]
+    finished += [event.arguments for event in events if event.type.endswith("arguments.done")]
+    said = events[-1].response.output
+    assert finished == [*(item.content[0].text for item in said[:2]), *(item.arguments for item in said[2:])]
 
 
 async def test_a_conversation_that_is_too_long_is_what_harnesses_look_for() -> None:

@@ -40,6 +40,8 @@ REFUSED = {
     "prompt": "Send the prompt itself as input.",
 }
 """Keys that are refused, and what to do."""
+_TEXT = ("text", "logprobs")
+"""Keys of a part that the end of its text says too."""
 
 
 def responses_turn(request: Mapping[str, Any], ignored: Collection[str] = ()) -> ChatTurn:
@@ -212,17 +214,16 @@ class ResponsesAnswer:
                 yield self._more("function_call_arguments", "arguments", delta["toolUse"]["input"])
             elif "reasoningContent" in delta:
                 if self._item is None:
-                    yield self._begin("reasoning", summary=[], content=[{"type": "reasoning_text", "text": ""}])
+                    yield self._begin("reasoning", summary=[], content=[])
+                    yield self._begin_part({"type": "reasoning_text", "text": ""})
                 yield self._more("reasoning_text", "content", delta["reasoningContent"]["text"])
             else:
                 if self._item is None:
-                    part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
-                    yield self._begin("message", role="assistant", content=[part])
-                    yield "response.content_part.added", {**self._place(), "content_index": 0, "part": {**part}}
+                    yield self._begin("message", role="assistant", content=[])
+                    yield self._begin_part({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
                 yield self._more("output_text", "content", delta["text"])
         elif "contentBlockStop" in event and self._item is not None:
-            self._item["status"] = "completed"
-            yield "response.output_item.done", {"output_index": self._place()["output_index"], "item": self._item}
+            yield from self._end(self._item)
         elif "messageStop" in event:
             is_cut = event["messageStop"]["stopReason"] == "max_tokens"
             self._response["status"] = "incomplete" if is_cut else "completed"
@@ -248,6 +249,23 @@ class ResponsesAnswer:
         self._response["output"].append(self._item)
         return "response.output_item.added", {"output_index": index, "item": json.loads(json.dumps(self._item))}
 
+    def _begin_part(self, part: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        assert self._item is not None  # it begins with the item
+        self._item["content"].append(part)
+        return "response.content_part.added", {**self._place(), "content_index": 0, "part": {**part}}
+
+    def _end(self, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield that the item's text, its part and the item are finished: some clients read nothing else."""
+        place = self._place()
+        if item["type"] == "function_call":
+            yield "response.function_call_arguments.done", {**place, "arguments": item["arguments"]}
+        else:
+            [part], place = item["content"], {**place, "content_index": 0}
+            yield f"response.{part['type']}.done", {**place, **{k: v for k, v in part.items() if k in _TEXT}}
+            yield "response.content_part.done", {**place, "part": part}
+        item["status"] = "completed"
+        yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
+
     def _more(self, kind: str, key: str, text: str) -> tuple[str, dict[str, Any]]:
         assert self._item is not None  # a delta comes after the start of its block
         if key == "content":
@@ -255,6 +273,7 @@ class ResponsesAnswer:
         else:
             self._item[key] += text
         place = {**self._place(), **({"content_index": 0} if key == "content" else {})}
+        place |= {"logprobs": []} if kind == "output_text" else {}
         return f"response.{kind}.delta", {**place, "delta": text}
 
     def _line(self, kind: str, fields: Mapping[str, Any]) -> bytes:
