@@ -126,16 +126,16 @@ async def test_arguments_that_a_harness_adds_by_default_continue_the_turn() -> N
     continued, changed = [[(0, 1)]], [[(0,), (1,)]]
     cases: list[tuple[Any, str, Any]] = [({"all": False}, "k:s", continued), ({"all": False}, "k", continued)]
     for added, key, turns in [*cases, ({"all": True}, "k:s", changed), ({"b": 1}, "k:s", changed)]:
-        async with Gateway(model_of("vllm", Says(call("add", '{"a": 1}'), "So.")).policy) as gateway:
-            async with AsyncAnthropic(base_url="http://x", api_key=key, http_client=http(gateway)) as client:
-                said: list[Any] = [{"role": "user", "content": "Go."}]
-                answer = await client.messages.create(model="m", messages=said, tools=tools, max_tokens=99)
-                [used] = [block.model_dump() for block in answer.content]
-                said.append({"role": "assistant", "content": [{**used, "input": {**used["input"], **added}}]})
-                result = {"type": "tool_result", "tool_use_id": used["id"], "content": "1"}
-                said.append({"role": "user", "content": [result]})
-                await client.messages.create(model="m", messages=said, tools=tools, max_tokens=99)
-            assert [[path.turns for path in ledger.trajectories] for ledger in gateway.ledgers] == turns
+        gateway = Gateway(model_of("vllm", Says(call("add", '{"a": 1}'), "So.")).policy)
+        async with AsyncAnthropic(base_url="http://x", api_key=key, http_client=http(gateway)) as client:
+            said: list[Any] = [{"role": "user", "content": "Go."}]
+            answer = await client.messages.create(model="m", messages=said, tools=tools, max_tokens=99)
+            [used] = [block.model_dump() for block in answer.content]
+            said.append({"role": "assistant", "content": [{**used, "input": {**used["input"], **added}}]})
+            result = {"type": "tool_result", "tool_use_id": used["id"], "content": "1"}
+            said.append({"role": "user", "content": [result]})
+            await client.messages.create(model="m", messages=said, tools=tools, max_tokens=99)
+        assert [[path.turns for path in ledger.trajectories] for ledger in gateway.ledgers] == turns
 
 
 async def test_an_item_of_a_streamed_response_begins_empty_and_is_finished_part_by_part() -> None:
