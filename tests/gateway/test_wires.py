@@ -140,11 +140,11 @@ async def test_arguments_that_a_harness_adds_by_default_continue_the_turn() -> N
 
 async def test_an_item_of_a_streamed_response_begins_empty_and_is_finished_part_by_part() -> None:
     """As OpenAI's reference has it; some clients read only the events that end in `done`."""
-    async with Gateway(model_of("vllm", Says(TWO_CALLS)).policy) as gateway:
-        async with AsyncOpenAI(base_url="http://x/v1", api_key="k:s", http_client=http(gateway)) as client:
-            tools: Any = [{"type": "function", "name": "add", "parameters": SCHEMA, "strict": False}]
-            stream = await client.responses.create(model="m", input="Go.", tools=tools, stream=True)
-            events: list[Any] = [event async for event in stream]
+    gateway = Gateway(model_of("vllm", Says(TWO_CALLS)).policy)
+    async with AsyncOpenAI(base_url="http://x/v1", api_key="k:s", http_client=http(gateway)) as client:
+        tools: Any = [{"type": "function", "name": "add", "parameters": SCHEMA, "strict": False}]
+        stream = await client.responses.create(model="m", input="Go.", tools=tools, stream=True)
+        events: list[Any] = [event async for event in stream]
     texts = [
         ["content_part.added", f"{kind}.delta", f"{kind}.done", "content_part.done"]
         for kind in ("reasoning_text", "output_text")
