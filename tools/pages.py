@@ -101,8 +101,10 @@ def command_tables() -> str:
 
 def gateway_tables() -> Iterator[tuple[str, str]]:
     """Yield a block's name and its text: what each gateway passes, from the reports in `evidence/gateways`."""
+    from tito_conformance.gateway.adapter import ADAPTERS
     from tito_conformance.gateway.checks import CHECKS
 
+    yield "adapter", f"```python\n{(ADAPTERS / 'rllm_model_gateway.py').read_text(encoding='utf-8')}```"
     reports = [
         json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "evidence/gateways").glob("*.json"))
     ]
@@ -127,7 +129,7 @@ def _gateway(report: Mapping[str, Any]) -> str:
 
 def _findings(report: Mapping[str, Any]) -> str:
     facts = report["gateway"]
-    setup = [f"{report['date']}, seed {report['seed']}", f"`pip install {facts['pip']}`", f"Python {facts['python']}"]
+    setup = [f"{report['date']}, seed {report['seed']}", *(f"`pip install {each}`" for each in facts["pip"])]
     lines = [f"#### {_gateway(report)}", "", f"{'; '.join([*setup, facts['note']] if facts['note'] else setup)}.", ""]
     for each in report["checks"]:
         if each["result"] != "passed":

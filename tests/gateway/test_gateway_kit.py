@@ -18,6 +18,7 @@ from gateway.toy import DEFECTS, Toy
 from strands_tito import cli
 from support.pages import ROOT
 from tito_conformance.gateway.adapter import ADAPTERS, HttpGateway
+from tito_conformance.gateway.audit import Row
 from tito_conformance.gateway.checks import CHECKS, Verdict
 from tito_conformance.gateway.engine import Engine, load
 from tito_conformance.gateway.run import FAILED, Report, run
@@ -160,7 +161,21 @@ def test_samples_are_not_what_encoding_their_text_gives(wire: str) -> None:
         assert len({*answer.logprobs}) == len(answer.output_ids)
 
 
+def test_one_token_is_answered_though_it_cannot_be_cut_otherwise() -> None:
+    engine = Engine("sglang", str(tokenizer()), seed=1)
+    assert engine.scripted.script(ScriptedRequest((1, 2), max_new_tokens=1)).output_ids
+
+
 def test_the_page_shows_an_adapter_as_it_is() -> None:
     page = (ROOT / "docs/gateways.md").read_text()
     assert f"```python\n{(ADAPTERS / 'rllm_model_gateway.py').read_text()}```" in page
     assert all(path.stem.replace("_", "-") in page for path in ADAPTERS.glob("*.py"))
+
+
+async def test_an_export_that_cannot_be_read_is_a_failed_check() -> None:
+    class Unreadable(ToyGateway):
+        async def export(self, name: str) -> list[Row]:
+            return [Row.of({"ids": [1]})]
+
+    [verdict] = (await run(Unreadable(), str(tokenizer()), wire="vllm", checks=["alignment"])).verdicts
+    assert verdict == Verdict("alignment", "failed", "the export cannot be read: KeyError('mask')")

@@ -30,8 +30,9 @@ DEFECTS = {
     "logprobs shifted": "alignment",
     "logprobs short": "alignment",
     "stop dropped": "alignment",
-    "zero logprob": "no_invented_logprob",
-    "short logprobs": "no_invented_logprob",
+    "zero logprob": "missing_logprobs",
+    "short logprobs": "missing_logprobs",
+    "unreported token lost": "missing_logprobs",
     "trained twice": "exactly_once",
     "last row only": "exactly_once",
     "edits overwrite": "branches",
@@ -265,6 +266,8 @@ class Toy:
             logprobs = [0.0] * len(output)
         if self.defect == "short logprobs" and content:
             logprobs += [0.0] * (len(output) - len(logprobs))
+        if self.defect == "unreported token lost" and logprobs:
+            output = output[: len(logprobs)]
         if len(logprobs) != len(output) or (finish == "abort" and self.defect != "abort is stop"):
             raise http_error(502, f"The engine gave {len(output)} ids, {len(logprobs)} logprobs, {finish}.", "engine")
         answer, finish = self.parsed(output, "stop" if finish == "abort" else finish)

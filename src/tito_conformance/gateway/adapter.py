@@ -33,7 +33,7 @@ class Facts:
         name: The gateway's name.
         version: The installed version.
         variant: The mode that runs.
-        pip: What was installed, with pins.
+        pip: Arguments of `pip install` that make its environment, a string for each run; none if it is ours.
         python: Versions of Python that it installs on.
         wires: Engines that it is judged with, the default first: "vllm", "sglang".
         token_in: Whether it claims that the engine is sent the recorded ids again, instead of a new rendering.
@@ -48,7 +48,7 @@ class Facts:
     name: str
     version: str = ""
     variant: str = ""
-    pip: str = ""
+    pip: Sequence[str] = ()
     python: str = ""
     wires: Sequence[str] = ("vllm", "sglang")
     token_in: bool = True

@@ -99,22 +99,29 @@ def row(prompt: Sequence[int], output: Sequence[int], logprobs: Sequence[float |
     return {"ids": [*prompt, *output], "mask": mask, "logprobs": [None] * len(prompt) + reported}
 
 
-def facts_of(path: str) -> dict[str, Any]:
-    """Return the FACTS of an adapter, a literal, with the version of the package that is installed.
-
-    Raises:
-        RuntimeError: It is not.
-    """
+def facts_in(path: str) -> dict[str, Any]:
+    """Return the FACTS of an adapter's file, a literal."""
     with open(path, encoding="utf-8") as file:
         body = ast.parse(file.read()).body
     [value] = [each.value for each in body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "FACTS"]
     facts: dict[str, Any] = ast.literal_eval(value)
+    return facts
+
+
+def facts_of(path: str) -> dict[str, Any]:
+    """Return the facts of an adapter, with the version of the package that is installed.
+
+    Raises:
+        RuntimeError: It is not.
+    """
+    facts = facts_in(path)
     try:
         return {**facts, "version": importlib.metadata.version(facts["package"])} if "package" in facts else facts
     except importlib.metadata.PackageNotFoundError:
+        runs = " and ".join(f"`pip install {arguments}`" for arguments in facts["pip"])
         raise RuntimeError(
-            f"{sys.executable} has no {facts['package']}. Make an environment with Python {facts['python']}, run `pip "
-            f"install {facts['pip']}` in it, and pass its interpreter with --python."
+            f"{sys.executable} has no {facts['package']}. Make an environment with Python {facts['python']}, run "
+            f"{runs} in it, and pass its interpreter with --python."
         ) from None
 
 

@@ -69,7 +69,7 @@ def judge_gateway(
 
     try:
         found = asyncio.run(judged())
-    except GatewayError as error:
+    except (GatewayError, OSError) as error:  # such as a port that is taken
         print_error(error)
         return 4
     counts = {result: sum(each.result == result for each in found.verdicts) for result in STYLES}

@@ -25,6 +25,10 @@ MARKUP = re.compile(r"(</?tool_call>)")
 END = "<|im_end|>"
 CONTEXT = 2048
 """Context length in tokens."""
+CUT = 12
+"""Tokens of an answer that ends inside its call."""
+TRIES = 64
+"""How often an answer is cut at random before it is taken as it is."""
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jetty", "kelp", "larch")
 
 
@@ -57,9 +61,9 @@ class Answers:
 
     `text` and `call` and `calls` (two in one answer) are sampled in ids that encoding their text does not give, and
     calls are spaced as no template spaces them; `canonical` is a text in the ids that encoding gives. `cut` is a call
-    that the request's token limit cuts, `json` an object. `same` and `samecall` are the same sample in every
-    request. `bare` comes without logprobs, `short` with one too few. `aborted` is ended by the engine early, once a
-    session. `broken` is a 500. Every request has logprobs of its own.
+    that ends at the request's token limit, or after `CUT` tokens as at the context's end. `json` is an object. `same`
+    and `samecall` are the same sample in every request. `bare` comes without logprobs, `short` with one too few.
+    `aborted` is ended by the engine early, once a session. `broken` is a 500. Every request has logprobs of its own.
     """
 
     def __init__(self, tokenizer: Any, seed: int) -> None:
@@ -73,10 +77,10 @@ class Answers:
         kind = self.kind(request)
         same = kind.startswith("same")
         rng = random.Random(f"{self._seed}/{'same' if same else request.number}")
-        ids = self._ids(kind, rng, request.max_new_tokens)
+        ids = self._ids(kind, rng, CUT if kind == "cut" else request.max_new_tokens)
         finish: FinishReason | None = None
-        if kind == "cut" and len(ids) > request.max_new_tokens:
-            ids, finish = ids[: request.max_new_tokens], "length"
+        if kind == "cut":
+            ids, finish = ids[: min(CUT, request.max_new_tokens)], "length"
         if kind == "aborted" and (nonce := NONCE.search(self.text(request))) and nonce[0] not in self._aborted:
             ids, finish = ids[:4], "abort"
             self._aborted.add(nonce[0])
@@ -119,15 +123,20 @@ class Answers:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _drifted(self, text: str, rng: random.Random, limit: int) -> list[int]:
-        """Return ids that decode to the text, and the end of the turn; encoding gives other ids within `limit`."""
-        while True:
-            ids: list[int] = []
+        """Return ids that decode to the text, and the end of the turn; encoding gives other ids within `limit`.
+
+        Within a few tokens it may not: a client that asks whether the engine is alive wants one.
+        """
+        ids: list[int] = []
+        for _ in range(TRIES):
+            ids = []
             for part in MARKUP.split(text):
                 cuts = sorted(rng.sample(range(1, len(part)), min(6, len(part) - 1))) if len(part) > 12 else []
                 for start, end in zip([0, *cuts], [*cuts, len(part)], strict=True):
                     ids += self._encode(part[start:end])
             if ids[:limit] != self._encode(self._tokenizer.decode(ids[:limit])):
-                return ids + self._encode(END)
+                break
+        return ids + self._encode(END)
 
 
 def _call(rng: random.Random, name: str, key: str, value: str) -> str:

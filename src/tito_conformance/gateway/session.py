@@ -29,10 +29,6 @@ TIMEOUT_S = 60.0
 """Seconds that an answer may take; gateways ask a broken engine again for up to half a minute."""
 
 
-class NotApplicable(Exception):
-    """What a check needs did not happen."""
-
-
 class Failed(Exception):
     """The gateway did not do what a check expects. The message has the values."""
 

@@ -13,7 +13,7 @@ from tito_conformance.gateway.child import row
 FACTS = {
     "name": "agentcore-rl-toolkit",
     "package": "agentcore-rl-toolkit",
-    "pip": "agentcore-rl-toolkit[gateway] 'transformers<5.13'",
+    "pip": ["'agentcore-rl-toolkit[gateway]' 'transformers<5.13'"],
     "python": "3.11 to 3.13",
     "wires": ["vllm", "sglang"],
     "variants": {"tree": {"token_in": False}, "linear": {"token_in": True}},

@@ -9,7 +9,7 @@ from tito_conformance.gateway.child import free_port, request, row, spawn
 FACTS = {
     "name": "agentlightning",
     "package": "agentlightning",
-    "pip": "agentlightning",
+    "pip": ["agentlightning"],
     "python": "3.12 and later",
     "wires": ["vllm"],
     "token_in": False,

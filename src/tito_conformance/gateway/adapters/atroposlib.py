@@ -9,13 +9,13 @@ from tito_conformance.gateway.child import free_port, request, spawn
 FACTS = {
     "name": "atroposlib",
     "package": "atroposlib",
-    "pip": "--no-deps atroposlib, and fastapi uvicorn aiohttp openai transformers pydantic-cli tenacity jinja2 numpy",
+    "pip": ["--no-deps atroposlib", "fastapi uvicorn aiohttp openai transformers pydantic-cli tenacity jinja2 numpy"],
     "python": "3.10 and later",
     "wires": ["sglang"],
     "token_in": True,
     "streams": False,
     "tools": False,
-    "note": "text turns only: its tool calls need the vllm package beside it; one request at a time in a session",
+    "note": "text turns only: its tool calls need the vllm package beside it",
 }
 URL = f"http://127.0.0.1:{free_port()}"
 made: dict[str, str] = {}

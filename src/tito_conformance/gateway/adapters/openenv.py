@@ -7,7 +7,7 @@ from tito_conformance.gateway.child import free_port, request, spawn
 FACTS = {
     "name": "openenv",
     "package": "openenv",
-    "pip": "openenv",
+    "pip": ["openenv"],
     "python": "3.10 and later",
     "wires": ["vllm"],
     "token_in": False,

@@ -8,7 +8,7 @@ from tito_conformance.gateway.child import free_port, request, row, settled, spa
 FACTS = {
     "name": "rllm-model-gateway",
     "package": "rllm-model-gateway",
-    "pip": "rllm-model-gateway openai",
+    "pip": ["rllm-model-gateway openai"],
     "python": "3.10 and later",
     "wires": ["vllm"],
     "token_in": False,

@@ -8,8 +8,8 @@ from tito_conformance.gateway.child import free_port, request, spawn
 FACTS = {
     "name": "strands-tito",
     "package": "strands-tito",
-    "pip": "strands-tito",
-    "python": "3.11 and later",
+    "pip": [],
+    "python": "3.11 to 3.14",
     "wires": ["vllm", "sglang"],
     "token_in": True,
     "renders": "gateway",

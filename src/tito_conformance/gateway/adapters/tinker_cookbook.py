@@ -15,7 +15,7 @@ from tito_conformance.gateway.child import in_loop, request, row
 FACTS = {
     "name": "tinker-cookbook",
     "package": "tinker-cookbook",
-    "pip": "--no-deps tinker-cookbook, and tinker torch==2.13.0 transformers aiohttp chz pillow numpy",
+    "pip": ["--no-deps tinker-cookbook", "tinker torch==2.13.0 transformers aiohttp chz blobfile pillow numpy"],
     "python": "3.11 and later",
     "wires": ["vllm"],
     "token_in": False,

@@ -19,7 +19,7 @@ from tito_conformance.gateway.child import in_loop, request
 FACTS = {
     "name": "verifiers",
     "package": "verifiers",
-    "pip": "verifiers",
+    "pip": ["verifiers"],
     "python": "3.11 to 3.14",
     "wires": ["vllm"],
     "token_in": True,
