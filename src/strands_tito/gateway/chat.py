@@ -18,7 +18,7 @@ from strands.types.content import Messages
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
-from strands_tito.gateway.reply import Refusal
+from strands_tito.gateway.reply import Refusal, in_order
 from tito_core.backend.values import nearest
 from tito_core.turn.history import as_stored
 
@@ -320,32 +320,11 @@ class Answer:
             {**self._fields, "object": "chat.completion", "choices": [choice], "usage": self._usage}
         )
 
-    async def chunks(
-        self, first: StreamEvent | None, events: AsyncGenerator[StreamEvent | None]
-    ) -> AsyncGenerator[bytes]:
-        """Yield the answer in chunks: reasoning and text as they come, calls and the end when the turn is committed.
-
-        Args:
-            first: The first event. None among the events is a pause, which becomes a comment.
-            events: The others.
-        """
-        held: list[bytes] = []
+    async def chunks(self, events: AsyncGenerator[StreamEvent | None]) -> AsyncGenerator[bytes]:
+        """Yield the answer in chunks; see `in_order`."""
         yield self._chunk({"role": "assistant", "content": ""})
-        event = first
-        while True:
-            if event is None:
-                yield b": waiting\n\n"
-            for delta in self._deltas(event or {}):
-                if self._calls:
-                    held.append(self._chunk(delta))
-                else:
-                    yield self._chunk(delta)
-            try:
-                event = await anext(events)
-            except StopAsyncIteration:
-                break
-        for chunk in held:
-            yield chunk
+        async for line in in_order(events, b": waiting\n\n", lambda event: map(self._chunk, self._deltas(event))):
+            yield line
         yield self._chunk({}, self._finish)
         if self._turn.usage:
             yield self._line({"choices": [], "usage": self._usage})

@@ -23,7 +23,7 @@ from strands_tito.gateway.normalise import NORMALISERS, VERSION, Recognised, key
 from strands_tito.gateway.reply import Refusal, Reply, Request, decoded, refusal_of
 from strands_tito.gateway.responses import ResponsesAnswer, responses_turn
 from strands_tito.gateway.server import Server, transport_of
-from strands_tito.gateway.sessions import RunningTurn, Session, versions_of
+from strands_tito.gateway.sessions import RunningTurn, Session
 from tito_core.backend.values import InvalidValueError, refuse_unknown
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Adapter
@@ -403,7 +403,9 @@ class Gateway:
             running = self._begin(session, key, self._run(session, turn, recognised))
         identity = uuid.uuid4().hex
         if read is chat_turn:
-            answer: AnyAnswer = Answer(turn, f"chatcmpl-{identity}", self._token_text)
+            answer: AnyAnswer = Answer(
+                turn, f"chatcmpl-{identity}", lambda token: str(self.policy.tokenizer.decode([token]))
+            )
         elif read is responses_turn:
             answer = ResponsesAnswer(turn, identity)
         else:
@@ -497,7 +499,7 @@ class Gateway:
             note = {"version": VERSION, "normalised": dict(found.used), "ignored": sorted(ignored)}
             ledger.annotate(ANNOTATION, note, turn=committed.index)
         wanted = session.weight_version
-        if wanted is not None and (seen := versions_of(committed)) != {wanted}:
+        if wanted is not None and (seen := {span.version for span in committed.draft.engine.versions}) != {wanted}:
             self._end(session, Termination.ABORTED)
             raise Refusal(
                 f"The session is pinned to weight version {wanted!r}, and the turn was sampled by "
@@ -514,20 +516,22 @@ class Gateway:
         changed = session.settings.changed(self.policy.info, sampling) if sampling else session.settings
         return replace(changed, stream=turn.stream, reports_ids=turn.logprobs, runs_calls=turn.runs_calls)
 
-    def _token_text(self, token: int) -> str:
-        return str(self.policy.tokenizer.decode([token]))
-
 
 async def _streamed(running: RunningTurn, answer: AnyAnswer) -> AsyncGenerator[bytes]:
     """Return the pieces of a stream, after the turn's first event: what fails before it is an error with a status."""
     events = running.read(_KEEP_ALIVE_S)
     first = await anext(events)
 
+    async def from_first() -> AsyncGenerator[StreamEvent | None]:
+        yield first
+        async for event in events:
+            yield event
+
     async def pieces() -> AsyncGenerator[bytes]:
         try:
-            async with aclosing(events):
-                async for piece in answer.chunks(first, events):
-                    yield piece
+            async with aclosing(events), aclosing(answer.chunks(from_first())) as lines:
+                async for line in lines:
+                    yield line
         except Exception as error:
             yield _ERROR_LINES[type(answer)](refusal_of(error))
 

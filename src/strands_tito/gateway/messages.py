@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from itertools import starmap
 from typing import Any, cast
 
 import msgspec
@@ -17,7 +18,7 @@ from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
 from strands_tito.gateway.chat import ChatTurn, json_grammar, objects, split_keys
-from strands_tito.gateway.reply import CONTEXT_CODE, Refusal
+from strands_tito.gateway.reply import CONTEXT_CODE, Refusal, in_order
 from tito_core.turn.history import as_stored
 
 _SAMPLING = {
@@ -172,15 +173,8 @@ class MessagesAnswer:
         end = {"stop_reason": self._stop, "stop_sequence": None, "usage": self._usage}
         return msgspec.json.encode({**self._message, "content": content, **end})
 
-    async def chunks(
-        self, first: StreamEvent | None, events: AsyncGenerator[StreamEvent | None]
-    ) -> AsyncGenerator[bytes]:
-        """Yield the answer's events: reasoning and text as they come, calls and the end when the turn is committed.
-
-        Args:
-            first: The first event. None among the events is a pause, which becomes a ping.
-            events: The others.
-        """
+    async def chunks(self, events: AsyncGenerator[StreamEvent | None]) -> AsyncGenerator[bytes]:
+        """Yield the answer's events; see `in_order`."""
         begun: dict[str, Any] = {
             **self._message,
             "content": [],
@@ -189,22 +183,7 @@ class MessagesAnswer:
             "usage": self._usage,
         }
         yield _line("message_start", {"message": begun})
-        held: list[bytes] = []
-        event = first
-        while True:
-            if event is None:
-                yield _line("ping", {})
-            for kind, fields in self._events(event or {}):
-                line = _line(kind, fields)
-                if held or fields.get("content_block", {}).get("type") == "tool_use":
-                    held.append(line)
-                else:
-                    yield line
-            try:
-                event = await anext(events)
-            except StopAsyncIteration:
-                break
-        for line in held:
+        async for line in in_order(events, _line("ping", {}), lambda event: starmap(_line, self._events(event))):
             yield line
         yield _line(
             "message_delta", {"delta": {"stop_reason": self._stop, "stop_sequence": None}, "usage": self._usage}

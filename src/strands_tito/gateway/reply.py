@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from strands.types.exceptions import ContextWindowOverflowException
+from strands.types.streaming import StreamEvent
 
 from tito_core.backend.errors import (
     BackendError,
@@ -76,6 +77,32 @@ class Reply(NamedTuple):
             yield content
 
         return cls(status, body(), headers | retry)
+
+
+async def in_order(
+    events: AsyncGenerator[StreamEvent | None], pause: bytes, lines: Callable[[Mapping[str, Any]], Iterator[bytes]]
+) -> AsyncGenerator[bytes]:
+    """Yield the lines of a turn's events: reasoning and text as they come, calls when the turn is committed.
+
+    Args:
+        events: The events; None among them is a pause.
+        pause: The line of a pause.
+        lines: Yields the lines of an event.
+    """
+    held: list[bytes] = []
+    has_call = False
+    async for event in events:
+        if event is None:
+            yield pause
+            continue
+        has_call |= "toolUse" in event.get("contentBlockStart", {}).get("start", {})
+        for line in lines(event):
+            if has_call:
+                held.append(line)
+            else:
+                yield line
+    for line in held:
+        yield line
 
 
 class Refusal(Exception):

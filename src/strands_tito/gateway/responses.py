@@ -10,6 +10,7 @@ import binascii
 import json
 import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from itertools import starmap
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from strands.types.content import Messages
 from strands.types.streaming import StreamEvent
 
 from strands_tito.gateway.chat import ChatTurn, function_spec, json_grammar, objects, one_of, split_keys, tool_choice
-from strands_tito.gateway.reply import Refusal, error_json
+from strands_tito.gateway.reply import Refusal, error_json, in_order
 from tito_core.turn.history import as_stored
 
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_new_tokens"}
@@ -173,32 +174,10 @@ class ResponsesAnswer:
                 pass
         return msgspec.json.encode(self._response)
 
-    async def chunks(
-        self, first: StreamEvent | None, events: AsyncGenerator[StreamEvent | None]
-    ) -> AsyncGenerator[bytes]:
-        """Yield the answer's events: reasoning and text as they come, calls and the end when the turn is committed.
-
-        Args:
-            first: The first event. None among the events is a pause, which becomes a comment.
-            events: The others.
-        """
+    async def chunks(self, events: AsyncGenerator[StreamEvent | None]) -> AsyncGenerator[bytes]:
+        """Yield the answer's events; see `in_order`."""
         yield self._line("response.created", {"response": self._response})
-        held: list[bytes] = []
-        event = first
-        while True:
-            if event is None:
-                yield b": waiting\n\n"
-            for kind, fields in self._events(event or {}):
-                line = self._line(kind, fields)
-                if held or fields.get("item", {}).get("type") == "function_call":
-                    held.append(line)
-                else:
-                    yield line
-            try:
-                event = await anext(events)
-            except StopAsyncIteration:
-                break
-        for line in held:
+        async for line in in_order(events, b": waiting\n\n", lambda event: starmap(self._line, self._events(event))):
             yield line
         yield self._line(f"response.{self._response['status']}", {"response": self._response})
 

@@ -14,7 +14,7 @@ from strands.types.streaming import StreamEvent
 from strands_tito.gateway.reply import Refusal
 from tito_core.ledger.history import Node
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import REWARD, Annotation, Turn, as_reward
+from tito_core.ledger.turn import REWARD, Annotation, as_reward
 from tito_core.policy import PolicyParts
 from tito_core.settings import Settings
 from tito_core.termination import Termination, record_termination, recorded_termination
@@ -198,8 +198,3 @@ class Session:
         record_termination(self.ledger, termination)
         self.ledger.seal()
         self.running.clear()
-
-
-def versions_of(turn: Turn) -> set[str | None]:
-    """Return the weight versions that sampled a turn."""
-    return {span.version for span in turn.draft.engine.versions}
