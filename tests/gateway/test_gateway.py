@@ -215,6 +215,25 @@ async def test_a_sibling_sampled_later_leaves_other_paths_alone() -> None:
         assert [row["turns"] for row in await client.trajectories()] == [[2], [0, 1, 3]]
 
 
+async def test_a_reminder_that_was_there_for_one_request_continues_the_path() -> None:
+    """As strands-harness sends it."""
+    for text, paths in (("<system-reminder>\nNoon.\n</system-reminder>", [[0, 1, 2]]), ("Noon.", [[0], [1], [2]])):
+        async with gateway_of(call("add", "{}"), "Two.", "Yes.") as gateway:
+            client = Client(gateway)
+            said: list[Any] = [HELLO[0]]
+            new: list[Any] = [HELLO[1]]
+            for _ in range(3):
+                said += new
+                parts = [{"type": "text", "text": each["content"]} for each in new if each["role"] == "user"]
+                kept = [each for each in new if each["role"] == "tool"]
+                added = {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+                answer = await client.chat([*said[: -len(new)], *kept, added])
+                said.append(_echo(answer))
+                new = [{"role": "tool", "tool_call_id": t["id"], "content": "3"} for t in answer.get("tool_calls", ())]
+                new = new or [{"role": "user", "content": "Sure?"}]
+            assert [row["turns"] for row in await client.trajectories()] == paths
+
+
 async def test_a_volatile_line_of_the_system_prompt_continues_the_path() -> None:
     async with gateway_of("One.", "Two.") as gateway:
         client = Client(gateway)

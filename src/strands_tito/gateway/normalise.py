@@ -24,8 +24,8 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.turn.history import opening_of
 
 VERSION = 1
-NORMALISERS = ("arguments", "blanks", "defaults", "ids", "reasoning", "volatile")
-ARGUMENTS, BLANKS, DEFAULTS, IDS, REASONING, VOLATILE = NORMALISERS
+NORMALISERS = ("arguments", "blanks", "defaults", "ids", "reasoning", "reminders", "volatile")
+ARGUMENTS, BLANKS, DEFAULTS, IDS, REASONING, REMINDERS, VOLATILE = NORMALISERS
 """What may differ from an answer of the ledger, or from a conversation's opening:
 
 - arguments: numbers of a call's arguments that are the same value in JSON, such as 1 and 1.0.
@@ -33,10 +33,15 @@ ARGUMENTS, BLANKS, DEFAULTS, IDS, REASONING, VOLATILE = NORMALISERS
 - defaults: arguments that the policy left out and the harness added, each the default of the tool's schema.
 - ids: the ids of an answer's calls, and of the results that name them.
 - reasoning: an answer's reasoning is left out.
+- reminders: a last part `<system-reminder>` of the user's message, which was there for one request only.
 - volatile: lines of the system prompt that change with each request; see `_VOLATILE`.
 """
 _VOLATILE = re.compile(r"^(x-anthropic-billing-header:).*$", re.MULTILINE)
 """Lines that a harness makes anew for each request. Claude Code 2 begins its system prompt with one."""
+
+
+_REMINDER = re.compile(r"\s*<system-reminder>.*</system-reminder>\s*", re.DOTALL)
+"""What a harness adds to a conversation's last message. strands-harness 0.3 leaves it out of the next request."""
 
 
 class Recognised(NamedTuple):
@@ -161,8 +166,11 @@ def _steady(opening: Mapping[str, Any]) -> dict[str, Any]:
 def _longer(way: _Way, message: Message, tools: Sequence[ToolSpec], allowed: Collection[str]) -> list[_Way]:
     """Return the ways on which the ledger knows one more message, newest first."""
     if message["role"] == "user":
-        child = way.node.child(_with_ids(message, way.ids))
-        return [] if child is None else [way._replace(node=child)]
+        message = _with_ids(message, way.ids)
+        if (known := way.node.child(message)) is not None:
+            return [way._replace(node=known)]
+        had = [each for each in way.node.children if REMINDERS in allowed and _reminded(each.message, message)]
+        return [way._replace(node=each, used=(*way.used, REMINDERS)) for each in had]
     ways = []
     for child in way.node.children:
         differences = set() if child.message == message else _differences(child, message, tools)
@@ -170,6 +178,12 @@ def _longer(way: _Way, message: Message, tools: Sequence[ToolSpec], allowed: Col
             ids = dict(zip(_call_ids(message), _call_ids(child.message), strict=True)) if differences else {}
             ways.append(_Way(child, way.answers + bool(child.turns), (*way.used, *differences), ids))
     return ways
+
+
+def _reminded(known: Mapping[str, Any], message: Message) -> bool:
+    """Return whether the ledger's message is the user's message with a reminder after it."""
+    *content, last = known["content"]
+    return content == message["content"] and _REMINDER.fullmatch(last.get("text", "")) is not None
 
 
 def _differences(answer: Node, message: Message, tools: Sequence[ToolSpec]) -> set[str] | None:
