@@ -104,6 +104,9 @@ def conformance(
     python: Annotated[str, typer.Option(help="With --gateway: Python of the gateway's own environment.")] = "",
     api_key: Annotated[str, typer.Option(help="With --gateway and an address: its API key.")] = "EMPTY",
     wire: Annotated[str, typer.Option(help="With --gateway: the scripted engine, vllm or sglang.")] = "",
+    speaks: Annotated[
+        str, typer.Option(help="With --gateway: what the harness speaks: chat, messages or responses.")
+    ] = "chat",
     engine_port: Annotated[int, typer.Option(help="With --gateway: the scripted engine's port; any by default.")] = 0,
     check: Annotated[list[str] | None, typer.Option(help="With --gateway: run only this check; give several.")] = None,
 ) -> None:
@@ -122,7 +125,7 @@ def conformance(
         from tito_conformance.gateway.command import EngineOptions, judge_gateway
 
         engine = EngineOptions(wire, engine_port, tokenizer, seed)
-        sys.exit(judge_gateway(gateway, console, engine, python, api_key, check or (), report))
+        sys.exit(judge_gateway(gateway, console, engine, speaks, python, api_key, check or (), report))
     needed = {"--backend": backend, "--base-url": base_url, "--tokenizer": tokenizer}
     if missing := [name for name, given in needed.items() if not given]:
         raise typer.BadParameter(f"Missing option '{missing[0]}'.")

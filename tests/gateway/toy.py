@@ -1,7 +1,8 @@
 """A small sound gateway, and what can be wrong with one: `Toy(engine, tokenizer, defect)`.
 
-It renders ChatML itself, sends vLLM's `/inference/v1/generate` the recorded ids again, and keeps a session as a list of
-turns. Each switch of `DEFECTS` makes one thing wrong.
+It speaks chat completions, and by `toy_wires` messages and responses. It renders ChatML itself, sends vLLM's
+`/inference/v1/generate` the recorded ids again, and keeps a session as a list of turns. Each
+switch of `DEFECTS` makes one thing wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+
+from gateway import toy_wires
 
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 SAMPLING = ("temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias", "max_tokens")
@@ -100,7 +103,8 @@ class Toy:
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 24)
-        app.router.add_post("/sessions/{name}/v1/chat/completions", self.chat)
+        for path in ("chat/completions", "messages", "responses"):
+            app.router.add_post(f"/sessions/{{name}}/v1/{path}", self.serve)
         app.router.add_get("/sessions/{name}/trajectories", self.export)
         app.cleanup_ctx.append(self._http)
         return app
@@ -179,41 +183,52 @@ class Toy:
 
     # One turn
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        name, body = request.match_info["name"], await request.json()
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        wire = request.path.rpartition("/")[2].replace("completions", "chat")
+        try:
+            try:
+                body = toy_wires.to_chat(wire, await request.json(), self.defect)
+            except ValueError as error:
+                raise http_error(400, str(error), None) from None
+            self.refuse(wire, body)
+            turn = await self.chat(request, body)
+        except web.HTTPException as error:
+            found = toy_wires.error(wire, json.loads(str(error.text)), self.defect)
+            return web.json_response(found, status=error.status)
+        return self.answered(wire, body, turn)
+
+    async def chat(self, request: web.Request, body: dict[str, Any]) -> Turn:
+        name = request.match_info["name"]
         if self.defect == "equal prompts merged":
             name = self.key(body["messages"][:2])
             self.sessions[request.match_info["name"]] = self.sessions.setdefault(name, [])
-        if (problem := self.refused(body)) is not None:
-            return problem
         asked, marked = json.dumps(body, sort_keys=True), "x-stainless-retry-count" in request.headers
         turns = self.sessions.setdefault(name, [])
         self.last = name
         known = next((turn for turn in reversed(turns) if turn.asked == asked), None)
         if known is not None and ((marked and self.defect != "no retries") or self.defect == "siblings merged"):
-            return await self.answered(request, body, known)
+            return known
         running = self.running.get((name, asked if self.defect != "one at a time" else ""))
         join = marked and self.defect not in ("no joining", "no retries")
         if running is not None and (join or self.defect == "one at a time"):
-            return await self.answered(request, body, await asyncio.shield(running))
+            joined: Turn = await asyncio.shield(running)
+            return joined
         task = asyncio.create_task(self.turn(name, body, asked))
         self.running[name, asked if self.defect != "one at a time" else ""] = task
         try:
             turn = await (asyncio.shield(task) if self.defect.startswith("abandoned") else task)
-        except web.HTTPException as error:
-            return web.Response(status=error.status, text=error.text, content_type="application/json")
         finally:
             self.running.pop((name, asked if self.defect != "one at a time" else ""), None)
         if self.defect == "abandoned goes on":
             turns.append(turn)
-        return await self.answered(request, body, turn)
+        return turn
 
-    def refused(self, body: dict[str, Any]) -> web.Response | None:
+    def refuse(self, wire: str, body: dict[str, Any]) -> None:
         ignored = {"n": "n ignored", "response_format": "format dropped"}
+        names = {chat: own for own, chat in toy_wires.NAMES[wire].items()}
         for name in body.keys() - KNOWN:
             if self.defect != ignored.get(name):
-                return error(400, f"`{name}` is not supported.", "unsupported_parameter")
-        return None
+                raise http_error(400, f"`{names.get(name, name)}` is not supported.", "unsupported_parameter")
 
     async def turn(self, name: str, body: dict[str, Any], asked: str) -> Turn:
         turns = self.sessions[name]
@@ -230,7 +245,7 @@ class Toy:
         async with self.http.post(f"{self.engine}/inference/v1/generate", json=sent) as response:
             found = await response.json()
         if response.status != 200:
-            self.fail(turns, body, prompt, response.status, found, asked)
+            return self.fail(turns, body, prompt, response.status, found, asked)
         [choice] = found["choices"]
         turn = self.recorded(body, prompt, choice, asked)
         if self.defect == "crossed sessions":
@@ -243,10 +258,10 @@ class Toy:
             turns.append(turn)
         return turn
 
-    def fail(self, turns: list[Turn], body: Any, prompt: list[int], status: int, found: Any, asked: str) -> None:
+    def fail(self, turns: list[Turn], body: Any, prompt: list[int], status: int, found: Any, asked: str) -> Turn:
         overflow = status == 400 and "maximum model length" in found["error"]["message"]
         if self.defect == "errors are answers":
-            raise web.HTTPOk(text=json.dumps(completion({"role": "assistant", "content": "error"}, "stop", None)))
+            return Turn([], prompt, [], [], "stop", True, {"role": "assistant", "content": "error"}, "")
         if self.defect == "error recorded":
             turns.append(
                 Turn([*body["messages"], {"role": "assistant"}], prompt, prompt[-1:], [-1.0], "stop", True, {}, asked)
@@ -301,26 +316,29 @@ class Toy:
 
     # The answer and the export
 
-    async def answered(self, request: web.Request, body: Any, turn: Turn) -> web.StreamResponse:
+    def answered(self, wire: str, body: Any, turn: Turn) -> web.StreamResponse:
         counts = {"prompt_tokens": len(turn.prompt), "completion_tokens": len(turn.output)}
         if self.defect == "usage in characters":
             counts["completion_tokens"] = len(turn.answer.get("content") or "")
         if self.defect == "usage without prompt":
             counts["prompt_tokens"] = 0
         usage = None if self.defect == "usage missing" else {**counts, "total_tokens": sum(counts.values())}
-        if not body.get("stream"):
-            return web.json_response(completion(turn.answer, turn.finish, usage))
-        text = turn.answer.get("content") or ""
-        pieces = re.findall(r"\S+\s*", text)
-        deltas: list[Any] = [
-            {"content": piece} for piece in (pieces[:-1] if self.defect == "stream loses text" else pieces)
-        ]
-        deltas += [{"tool_calls": [{"index": n, **call}]} for n, call in enumerate(turn.answer.get("tool_calls") or ())]
-        finish = "stop" if self.defect == "stream says stop" else turn.finish
-        events: list[Any] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
-        events += [{"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}, {"choices": [], "usage": usage}]
-        whole = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-        return web.Response(text=whole, content_type="text/event-stream")
+        message, finish, stream = {**turn.answer}, turn.finish, bool(body.get("stream"))
+        if stream and self.defect == "stream loses text" and message["content"]:
+            message["content"] = message["content"].rpartition(" ")[0]
+        if stream and self.defect == "stream says stop":
+            finish = "stop"
+        if wire != "chat":
+            whole, events = toy_wires.answer(wire, message, finish, usage, self.defect)
+        else:
+            whole, events = completion(message, finish, usage)
+        if not stream:
+            return web.json_response(whole)
+        named = [f"event: {event['type']}\n" if "type" in event else "" for event in events]
+        text = "".join(f"{name}data: {json.dumps(event)}\n\n" for name, event in zip(named, events, strict=True))
+        return web.Response(
+            text=text + ("data: [DONE]\n\n" if wire == "chat" else ""), content_type="text/event-stream"
+        )
 
     async def export(self, request: web.Request) -> web.Response:
         turns = self.sessions.get(request.match_info["name"], [])
@@ -367,12 +385,14 @@ class Toy:
         }
 
 
-def completion(message: Any, finish: str, usage: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": usage}
-
-
-def error(status: int, message: str, code: str | None) -> web.Response:
-    return web.json_response({"error": {"message": message, "code": code}}, status=status)
+def completion(message: Any, finish: str, usage: Any) -> tuple[Any, list[Any]]:
+    """Return a chat completion, and the chunks of its stream."""
+    pieces = re.findall(r"\S+\s*", message.get("content") or "")
+    deltas: list[Any] = [{"content": piece} for piece in pieces]
+    deltas += [{"tool_calls": [{"index": n, **call}]} for n, call in enumerate(message.get("tool_calls") or ())]
+    chunks: list[Any] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    chunks += [{"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}, {"choices": [], "usage": usage}]
+    return {"choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": usage}, chunks
 
 
 def http_error(status: int, message: str, code: str | None) -> web.HTTPException:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from tito_conformance.gateway.audit import Row
+from tito_conformance.gateway.dialects import DIALECTS
 
 ADAPTERS = Path(__file__).with_name("adapters")
 START_S = 300.0
@@ -35,6 +36,7 @@ class Facts:
         variant: The mode that runs.
         pip: Arguments of `pip install` that make its environment, a string for each run; none if it is ours.
         python: Versions of Python that it installs on.
+        speaks: Wires on which harnesses call it, of `DIALECTS`.
         wires: Engines that it is judged with, the default first: "vllm", "sglang".
         token_in: Whether it claims that the engine is sent the recorded ids again, instead of a new rendering.
         renders: Who renders messages to ids: "gateway" or "engine".
@@ -50,6 +52,7 @@ class Facts:
     variant: str = ""
     pip: Sequence[str] = ()
     python: str = ""
+    speaks: Sequence[str] = ("chat",)
     wires: Sequence[str] = ("vllm", "sglang")
     token_in: bool = True
     renders: str = "gateway"
@@ -92,7 +95,7 @@ class Gateway(Protocol):
         """Start it before an engine, or wait until it answers."""
 
     async def session(self, name: str) -> Mapping[str, Any]:
-        """Return `base_url`, `api_key` and `headers` of a new session."""
+        """Return `base_url`, which ends in `/v1`, `api_key` and `headers` of a new session."""
 
     async def export(self, name: str) -> list[Row]:
         """Return a session's rows; asked once a session."""
@@ -180,7 +183,7 @@ class HttpGateway:
     """
 
     def __init__(self, url: str, api_key: str = "EMPTY", wires: Sequence[str] = ("vllm", "sglang")) -> None:
-        self.facts = Facts(url, wires=wires)
+        self.facts = Facts(url, speaks=(*DIALECTS,), wires=wires)
         self._url = url.rstrip("/")
         self._key = api_key
         self._headers = {"Authorization": f"Bearer {api_key}"}

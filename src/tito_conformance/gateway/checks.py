@@ -16,8 +16,9 @@ import aiohttp
 
 from tito_conformance.gateway.adapter import Gateway, GatewayError
 from tito_conformance.gateway.audit import Row, check_extends, check_rows, check_trained, trained
+from tito_conformance.gateway.dialects import DIALECTS, Dialect
 from tito_conformance.gateway.engine import CONTEXT, CUT, Engine
-from tito_conformance.gateway.session import RETRY, SYSTEM, Failed, Reply, Session, Unanswered
+from tito_conformance.gateway.session import RETRY, SYSTEM, Failed, NotApplicable, Reply, Session, Unanswered
 
 ABORT_S = 5.0
 """How long a gateway may take to abort the engine's request after its client left."""
@@ -47,6 +48,7 @@ class Play:
     http: aiohttp.ClientSession
     model: str
     rng: random.Random
+    dialect: Dialect = DIALECTS["chat"]
     opened: int = 0
 
     async def session(self, nonce: str = "") -> Session:
@@ -55,9 +57,10 @@ class Play:
         nonce = nonce or f"nonce-{self.rng.getrandbits(40):010x}"
         name = f"s{self.opened}-{self.rng.getrandbits(32):08x}"
         found = await self.gateway.session(name)
-        headers = {"Authorization": f"Bearer {found['api_key']}", **(found.get("headers") or {})}
+        headers = {**self.dialect.key(found["api_key"]), **(found.get("headers") or {})}
         tools = self.gateway.facts.tools
-        return Session(name, nonce, found["base_url"].rstrip("/"), headers, self.model, self.http, tools)
+        url = found["base_url"].rstrip("/")
+        return Session(name, nonce, url, headers, self.model, self.http, tools, dialect=self.dialect)
 
     async def rows(self, session: Session) -> list[Row]:
         """Return the rows that the gateway exports for a session."""
@@ -100,14 +103,14 @@ class Check:
     """One check.
 
     Attributes:
-        run: Plays it; raises `Failed`.
+        run: Plays it; raises `Failed`, and may return what it could not ask.
         about: One sentence: what must hold.
         needs: What the gateway must offer: "tools", "streams".
         measures: What the check measures, if the gateway leaves it to the engine or does not claim it: "token_in",
             "renders", "aborts". A failure is then not the gateway's.
     """
 
-    run: Callable[[Play], Awaitable[None]]
+    run: Callable[[Play], Awaitable[str | None]]
     about: str
     needs: tuple[str, ...] = ()
     measures: str = ""
@@ -121,10 +124,10 @@ EXCUSES = {
 }
 
 
-def check(*needs: str, measures: str = "") -> Callable[[Callable[[Play], Awaitable[None]]], Any]:
+def check(*needs: str, measures: str = "") -> Callable[[Callable[[Play], Awaitable[str | None]]], Any]:
     """Register a check under its function's name; its docstring is what must hold."""
 
-    def register(run: Callable[[Play], Awaitable[None]]) -> Any:
+    def register(run: Callable[[Play], Awaitable[str | None]]) -> Any:
         CHECKS[run.__name__] = Check(run, " ".join(str(run.__doc__).split()), needs, measures)
         return run
 
@@ -133,7 +136,10 @@ def check(*needs: str, measures: str = "") -> Callable[[Callable[[Play], Awaitab
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A check's result: "passed", "failed" with the values, or "not applicable" with the reason."""
+    """A check's result: "passed", "failed" with the values, or "not applicable" with the reason.
+
+    The detail of one that passed says what was not asked.
+    """
 
     name: str
     result: str
@@ -146,15 +152,17 @@ async def judge(play: Play, name: str) -> Verdict:
     if lacking := [need for need in tried.needs if not getattr(facts, need)]:
         return Verdict(name, "not applicable", f"the gateway has no {' and no '.join(lacking)} here")
     try:
-        await tried.run(play)
+        unasked = await tried.run(play)
     except (Failed, GatewayError) as failed:
         excused = tried.measures and getattr(facts, tried.measures) in (False, "engine")
         if excused and not isinstance(failed, Unanswered | GatewayError):
             return Verdict(name, "not applicable", f"{EXCUSES[tried.measures]}; measured: {failed}")
         return Verdict(name, "failed", str(failed))
+    except NotApplicable as reason:
+        return Verdict(name, "not applicable", str(reason))
     finally:
         play.engine.held = ""
-    return Verdict(name, "passed")
+    return Verdict(name, "passed", unasked or "")
 
 
 # Token-in
@@ -181,6 +189,8 @@ async def prefix_after_a_truncated_turn(play: Play) -> None:
 @check("tools", measures="token_in")
 async def prefix_under_other_json_spacing(play: Play) -> None:
     """A harness that writes a call's arguments back with other JSON blanks still continues the sampled path."""
+    if not play.dialect.text_arguments:
+        raise NotApplicable(f"arguments are no text in {play.dialect.name}")
     await _echo(play, ids=False)
 
 
@@ -252,6 +262,8 @@ async def branches(play: Play) -> None:
     await session.say("Go on. with:text")
     session.messages = [{"role": "system", "content": "Be long."}, *kept[1:]]
     await session.say("Once more. with:text")
+    if "Be long." not in (prompt := _text(play, play.engine.calls(session.nonce)[-1].prompt_ids)):
+        raise Failed(f"the prompt does not have the edited system prompt: {prompt[:200]!r}")
     check_trained(await play.rows(session), play.engine.calls(session.nonce))
 
 
@@ -433,6 +445,9 @@ def _check_usage(replies: list[Reply], calls: list[Any]) -> None:
     for turn, (reply, call) in enumerate(zip(replies, calls, strict=False), 1):
         counted = {"prompt_tokens": len(call.prompt_ids), "completion_tokens": len(call.output_ids)}
         counted["total_tokens"] = sum(counted.values())
+        begun = (reply.usage or {}).get("prompt_tokens_at_start", counted["prompt_tokens"])
+        if begun != counted["prompt_tokens"]:
+            raise Failed(f"turn {turn}: the engine counted {counted}; the stream begins with {begun} prompt tokens")
         if (reported := {name: (reply.usage or {}).get(name) for name in counted}) != counted:
             raise Failed(f"turn {turn}: the engine counted {counted}; the gateway reports {reported}")
 
@@ -491,14 +506,15 @@ async def order_of_tool_results(play: Play) -> None:
 
 
 @check()
-async def parameters(play: Play) -> None:
+async def parameters(play: Play) -> str | None:
     """Each sampling parameter of the harness reaches the engine with its value, or is refused by name."""
     dropped = []
-    for name, value in PARAMETERS.items():
+    asked = {name: value for name, value in PARAMETERS.items() if name in play.dialect.parameters}
+    for name, value in asked.items():
         session = await play.session()
         kind = "json" if name == "response_format" else "text"
         reply = await session.send([SYSTEM, session.user(f"Go. with:{kind}")], **{name: value})
-        if 400 <= reply.status < 500 and name in reply.raw:
+        if 400 <= reply.status < 500 and play.dialect.parameters[name] in reply.raw:
             continue
         reply.expect_ok()
         body = play.engine.calls(session.nonce)[-1].body
@@ -508,6 +524,8 @@ async def parameters(play: Play) -> None:
             dropped.append(f"{name} {value} -> {found[0] if found else 'nothing'}")
     if dropped:
         raise Failed(f"the engine did not get what the harness asked for: {'; '.join(dropped)}")
+    unasked = [name for name in PARAMETERS if name not in asked]
+    return f"{play.dialect.name} has no {', '.join(unasked)}" if unasked else None
 
 
 def _same(name: str, value: Any, found: Any) -> bool:
@@ -521,6 +539,8 @@ def _same(name: str, value: Any, found: Any) -> bool:
 @check()
 async def several_choices(play: Play) -> None:
     """`n=2` gives two choices, both trained, or is refused by name."""
+    if "n" not in play.dialect.parameters:
+        raise NotApplicable(f"{play.dialect.name} has no n")
     session = await play.session()
     reply = await session.send([SYSTEM, session.user("Go. with:text")], n=2)
     if 400 <= reply.status < 500 and re.search(r"\bn\b", reply.raw):
@@ -534,11 +554,14 @@ async def several_choices(play: Play) -> None:
 
 @check()
 async def context_overflow(play: Play) -> None:
-    """A conversation beyond the engine's context is a 400 with the code `context_length_exceeded`, and no turn."""
+    """A conversation beyond the engine's context is a 400 with the code `context_length_exceeded`, and no turn.
+
+    Of messages, it is an `invalid_request_error` that says "prompt is too long", by which Claude Code compacts.
+    """
     session = await play.session()
     reply = await session.send([SYSTEM, session.user("word " * (2 * CONTEXT))])
-    if (code := reply.error.get("code")) != "context_length_exceeded" or reply.status != 400:
-        raise Failed(f"status {reply.status}, code {code!r}: {reply.raw[:300]}")
+    if not play.dialect.overflows(reply.error) or reply.status != 400:
+        raise Failed(f"status {reply.status}, code {reply.error.get('code')!r}: {reply.raw[:300]}")
 
 
 @check()

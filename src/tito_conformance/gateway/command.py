@@ -13,6 +13,7 @@ from rich.console import Console
 from strands_tito.cli import print_error
 from tito_conformance.gateway.adapter import GatewayError, find
 from tito_conformance.gateway.checks import CHECKS, Verdict
+from tito_conformance.gateway.dialects import DIALECTS
 from tito_conformance.gateway.run import Report, run
 from tito_engines.models import ensure_tokenizer, qwen3_instruct
 
@@ -33,6 +34,7 @@ def judge_gateway(
     named: str,
     console: Console,
     engine: EngineOptions,
+    speaks: str,
     python: str,
     api_key: str,
     only: Sequence[str],
@@ -45,6 +47,8 @@ def judge_gateway(
     """
     if unknown := [name for name in only if name not in CHECKS]:
         raise typer.BadParameter(f"Unknown check {unknown[0]!r}. Available: {', '.join(CHECKS)}.")
+    if speaks not in DIALECTS:
+        raise typer.BadParameter(f"Unknown wire {speaks!r}. Available: {', '.join(DIALECTS)}.")
     if named.startswith("http") and not (engine.port and engine.wire):
         raise typer.BadParameter(
             "A gateway that runs already needs --engine-port and --wire of the engine that it calls."
@@ -61,6 +65,7 @@ def judge_gateway(
             find(named, python, api_key),
             str(folder),
             wire=engine.wire,
+            speaks=speaks,
             seed=engine.seed,
             port=engine.port,
             checks=only,
@@ -75,7 +80,9 @@ def judge_gateway(
     counts = {result: sum(each.result == result for each in found.verdicts) for result in STYLES}
     facts = found.facts
     about = " ".join(
-        part for part in (facts.name, facts.version, facts.variant, f"on {found.wire}, seed {found.seed}:") if part
+        part
+        for part in (facts.name, facts.version, facts.variant, f"speaks {speaks} on {found.wire}, seed {found.seed}:")
+        if part
     )
     console.print(about, ", ".join(f"{count} {result}" for result, count in counts.items()), highlight=False)
     if report is not None:

@@ -13,6 +13,7 @@ import aiohttp
 
 from tito_conformance.gateway.adapter import Facts, Gateway, GatewayError
 from tito_conformance.gateway.checks import CHECKS, Play, Verdict, judge
+from tito_conformance.gateway.dialects import DIALECTS
 from tito_conformance.gateway.engine import Engine
 from tito_conformance.testing import ScriptedServer
 
@@ -28,6 +29,7 @@ class Report:
     wire: str
     seed: int
     verdicts: Sequence[Verdict]
+    speaks: str = "chat"
 
     @property
     def sound(self) -> bool:
@@ -38,7 +40,14 @@ class Report:
         """Write the report as `NAME.json` to a folder, and return the file."""
         facts = {name: value for name, value in asdict(self.facts).items() if name != "variants"}
         named = f"{self.facts.name}-{self.facts.variant or 'default'}-{self.wire}".replace("/", "_").replace(":", "_")
-        about = {"date": datetime.now(UTC).date().isoformat(), "seed": self.seed, "wire": self.wire}
+        if self.speaks != "chat":
+            named += f"-{self.speaks}"
+        about = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "seed": self.seed,
+            "wire": self.wire,
+            "speaks": self.speaks,
+        }
         checks = [{**asdict(verdict), "about": CHECKS[verdict.name].about} for verdict in self.verdicts]
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{named}.json"
@@ -51,6 +60,7 @@ async def run(
     tokenizer: str,
     *,
     wire: str = "",
+    speaks: str = "chat",
     seed: int = 0,
     port: int = 0,
     checks: Sequence[str] = (),
@@ -62,6 +72,7 @@ async def run(
         gateway: The gateway.
         tokenizer: Folder of a tokenizer with a ChatML template and Hermes' tool calls, such as Qwen3's.
         wire: The engine to play, "vllm" or "sglang"; the adapter's first by default.
+        speaks: What the harness speaks, of `DIALECTS`.
         seed: Seed of samples and logprobs.
         port: The engine's port, for a gateway that runs already; any free one by default.
         checks: Names of the checks to run; all by default.
@@ -74,14 +85,16 @@ async def run(
         await gateway.open()
         if (chosen := wire or gateway.facts.wires[0]) not in gateway.facts.wires:
             raise GatewayError(f"{gateway.facts.name} serves {' and '.join(gateway.facts.wires)}, not {chosen!r}.")
+        if speaks not in gateway.facts.speaks:
+            raise GatewayError(f"{gateway.facts.name} speaks {' and '.join(gateway.facts.speaks)}, not {speaks!r}.")
         engine = Engine(chosen, tokenizer, seed, gateway.facts.release)
         async with ScriptedServer(engine.scripted, port=port) as server, aiohttp.ClientSession() as http:
             await gateway.start(server.base_url, chosen, tokenizer, MODEL)
-            play = Play(engine, gateway, http, MODEL, random.Random(seed))
+            play = Play(engine, gateway, http, MODEL, random.Random(seed), DIALECTS[speaks])
             verdicts = []
             for name in checks or CHECKS:
                 verdicts.append(await judge(play, name))
                 show(verdicts[-1])
     finally:
         await gateway.stop()
-    return Report(gateway.facts, chosen, seed, verdicts)
+    return Report(gateway.facts, chosen, seed, verdicts, speaks)

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from tito_conformance.gateway.dialects import DIALECTS, MISSHAPEN, Dialect
+
 TOOLS = [
     {
         "type": "function",
@@ -24,9 +26,13 @@ TOOLS = [
 ]
 SYSTEM = {"role": "system", "content": "Be brief."}
 RETRY = {"x-stainless-retry-count": "1"}
-"""What the `openai` client sends with a request that it sends again."""
+"""What the `openai` and `anthropic` clients send with a request that they send again."""
 TIMEOUT_S = 60.0
 """Seconds that an answer may take; gateways ask a broken engine again for up to half a minute."""
+
+
+class NotApplicable(Exception):
+    """The wire has no such thing."""
 
 
 class Failed(Exception):
@@ -104,8 +110,9 @@ class Session:
     Attributes:
         name: The session's name, as the adapter knows it.
         nonce: A word of the first user message, by which the engine's log knows this session.
-        base_url: What comes before `/chat/completions`.
-        messages: The conversation so far.
+        base_url: What comes before the dialect's path.
+        messages: The conversation so far, in chat form.
+        dialect: What the harness speaks.
     """
 
     name: str
@@ -116,6 +123,7 @@ class Session:
     http: aiohttp.ClientSession
     tools: bool = True
     messages: list[dict[str, Any]] = field(default_factory=list)
+    dialect: Dialect = DIALECTS["chat"]
 
     def user(self, text: str) -> dict[str, Any]:
         """Return a user message; the first of a conversation has the nonce."""
@@ -139,26 +147,26 @@ class Session:
         return reply
 
     def body(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
-        """Return a request's body."""
+        """Return a request's body on the wire."""
         given: dict[str, Any] = {"model": self.model, "messages": list(messages), "max_tokens": 256, "temperature": 1.0}
         if self.tools:
             given["tools"] = TOOLS
         if more.get("stream"):
             given["stream_options"] = {"include_usage": True}
-        return {name: value for name, value in {**given, **more}.items() if value is not None}
+        return self.dialect.body({name: value for name, value in {**given, **more}.items() if value is not None})
 
     async def send(
         self, messages: Sequence[Mapping[str, Any]], *, headers: Mapping[str, str] | None = None, **more: Any
     ) -> Reply:
         """Send a conversation, and return the answer."""
         body, timeout = self.body(messages, **more), aiohttp.ClientTimeout(TIMEOUT_S)
-        url, sent = f"{self.base_url}/chat/completions", {**self.headers, **(headers or {})}
+        url, sent = self.base_url + self.dialect.path, {**self.headers, **(headers or {})}
         try:
             async with self.http.post(url, json=body, headers=sent, timeout=timeout) as response:
                 raw = await response.text()
         except (TimeoutError, aiohttp.ClientError) as error:
             raise Unanswered(f"no answer from {url}: {error!r}") from error
-        return _read(response.status, raw, bool(more.get("stream")))
+        return _read(self.dialect, response.status, raw, bool(more.get("stream")))
 
     async def leave(
         self, messages: Sequence[Mapping[str, Any]], seen: asyncio.Event | None = None, **more: Any
@@ -169,7 +177,7 @@ class Session:
         fields = {**self.headers, "Host": url.netloc, "Content-Type": "application/json", "Content-Length": len(body)}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         reader, writer = await asyncio.open_connection(url.hostname, url.port)
-        writer.write(f"POST {url.path}/chat/completions HTTP/1.1\r\n{head}\r\n".encode() + body)
+        writer.write(f"POST {url.path}{self.dialect.path} HTTP/1.1\r\n{head}\r\n".encode() + body)
         try:
             await asyncio.wait_for(reader.read(1) if seen is None else seen.wait(), TIMEOUT_S)
         except (OSError, TimeoutError) as error:
@@ -177,46 +185,11 @@ class Session:
         writer.transport.abort()
 
 
-def _read(status: int, raw: str, stream: bool) -> Reply:
+def _read(dialect: Dialect, status: int, raw: str, stream: bool) -> Reply:
     if status != 200:
         return Reply(status, raw=raw)
     try:
-        return _streamed(raw) if stream else _whole(raw)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise Unanswered(f"the answer is not a chat completion ({error!r}): {raw[:300]}") from error
-
-
-def _whole(raw: str) -> Reply:
-    body = json.loads(raw)
-    [choice, *more] = body["choices"]
-    kept = ("role", "content", "tool_calls", "reasoning_content")
-    message = {name: value for name, value in choice["message"].items() if name in kept and value not in (None, [])}
-    message.setdefault("content", None)
-    return Reply(200, message, choice.get("finish_reason"), body.get("usage"), raw, 1 + len(more))
-
-
-def _streamed(raw: str) -> Reply:
-    """Put the deltas of a stream together, as the `openai` client does."""
-    content, calls, finish, usage = "", {}, None, None  # type: str, dict[int, dict[str, Any]], str | None, Any
-    lines = [line.removeprefix("data:").strip() for line in raw.splitlines() if line.startswith("data:")]
-    if not lines or lines[-1] != "[DONE]":
-        raise ValueError("no [DONE]")
-    for line in lines[:-1]:
-        event = json.loads(line)
-        usage = event.get("usage") or usage
-        for choice in event.get("choices") or ():
-            finish = choice.get("finish_reason") or finish
-            delta = choice.get("delta") or {}
-            content += delta.get("content") or ""
-            for part in delta.get("tool_calls") or ():
-                function = part.get("function") or {}
-                call = calls.setdefault(
-                    part["index"], {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-                )
-                call["id"] += part.get("id") or ""
-                for name in ("name", "arguments"):
-                    call["function"][name] += function.get(name) or ""
-    message: dict[str, Any] = {"role": "assistant", "content": content or None}
-    if calls:
-        message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return Reply(200, message, finish, usage, raw)
+        answer = dialect.streamed(raw) if stream else dialect.whole(json.loads(raw))
+    except MISSHAPEN as error:
+        raise Unanswered(f"the answer does not have the form of {dialect.name} ({error!r}): {raw[:300]}") from error
+    return Reply(200, answer.message, answer.finish, answer.usage, raw, answer.choices)

@@ -10,6 +10,7 @@ FACTS = {
     "package": "strands-tito",
     "pip": [],
     "python": "3.11 to 3.14",
+    "speaks": ["chat", "messages", "responses"],
     "wires": ["vllm", "sglang"],
     "token_in": True,
     "renders": "gateway",
