@@ -17,7 +17,7 @@ from strands.models.openai import OpenAIModel
 
 from strands_tito.gateway import Gateway, HarnessAgent
 from strands_tito.gateway.chat import REFUSED, SERVED, WITHOUT_EFFECT, chat_turn
-from strands_tito.gateway.normalise import NORMALISERS
+from strands_tito.gateway.normalise import NORMALISERS, key_of_answer
 from strands_tito.gateway.reply import Refusal
 from strands_tito.integrations.run_rollout import run_rollout
 from support.scripted import BACKENDS, Says, call, model_of
@@ -172,6 +172,14 @@ async def test_another_content_is_a_branch(change: str) -> None:
         _, rows = await _second_turn(gateway, CHANGES[change])
         assert [row["turns"] for row in rows] == [[0], [1]]
         assert gateway.ledger("s")[1].draft.branch is not None
+
+
+@pytest.mark.parametrize("properties", [[1], 5, None, {"a": 5}])
+def test_a_schema_that_is_not_checked_yet_has_no_defaults(properties: Any) -> None:
+    use: Any = {"toolUse": {"toolUseId": "x", "name": "add", "input": {"a": 1}}}
+    tool: Any = {"name": "add", "description": "", "inputSchema": {"json": {"properties": properties}}}
+    said: Any = [{"role": "assistant", "content": [use]}]
+    assert key_of_answer(said, [tool]) == key_of_answer(said, None)
 
 
 @pytest.mark.parametrize("off", NORMALISERS[:5])
@@ -492,6 +500,8 @@ def test_what_cannot_be_served_is_refused_by_name(wrong: Any) -> None:
         json.dumps({"messages": HELLO, "temperature": -1}).encode(),
         json.dumps({"messages": HELLO, "seed": 10**30}).encode(),
         json.dumps({"messages": HELLO, "stream_options": 5}).encode(),
+        json.dumps({"messages": HELLO, "logit_bias": {"word": 1}}).encode(),
+        json.dumps({"messages": HELLO, "logit_bias": {"5": [1]}}).encode(),
         b'{"messages": [{"role": "user", "content": "Hi."}], "tools": [{"type": "function", "function": {"name": "f", '
         + b'"parameters": {"a": '
         + b"[" * 900
@@ -499,7 +509,7 @@ def test_what_cannot_be_served_is_refused_by_name(wrong: Any) -> None:
         + b"}}}]}",
         json.dumps({"messages": HELLO, "tools": [ADD], "tool_choice": FORCED}).encode(),
     ],
-    ids=range(8),
+    ids=range(10),
 )
 async def test_bodies_that_are_no_request_are_errors(body: bytes) -> None:
     async with gateway_of("One.") as gateway:

@@ -218,9 +218,9 @@ def _differences(answer: Node, message: Message, tools: Sequence[ToolSpec]) -> s
 
 def _are_defaults(added: Mapping[str, Any], name: str, tools: Sequence[ToolSpec]) -> bool:
     """Return whether added arguments of a call are the defaults of its tool's schema."""
-    schemas: list[Any] = [tool["inputSchema"]["json"] for tool in tools if tool["name"] == name]
-    declared = schemas[0].get("properties", {}) if schemas and isinstance(schemas[0], dict) else {}
-    return all(
+    schema: Any = next((tool["inputSchema"]["json"] for tool in tools if tool["name"] == name), None)
+    declared = schema.get("properties") if isinstance(schema, dict) else None  # a schema is not checked yet
+    return isinstance(declared, dict) and all(
         isinstance(declared.get(key), dict) and "default" in declared[key] and strict(declared[key]["default"]) == value
         for key, value in added.items()
     )

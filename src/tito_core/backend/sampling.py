@@ -237,8 +237,11 @@ class SamplingParams(TypedValues):
             if name in _OPTIONAL_OUTPUT_NAMES:
                 option = _OPTIONAL_OUTPUT_NAMES[name]
                 raise ValueError(f"extra must not contain {name!r}: use optional_outputs={{{option!r}: ...}}.")
-        if not isinstance(value.get(_BIAS, {}), dict):
-            raise ValueError(f"logit_bias in extra must map token ids to numbers, not {short_repr(value[_BIAS])}.")
+        bias = value.get(_BIAS, {})
+        if not isinstance(bias, dict) or not all(
+            str(token).isdecimal() and type(each) in (int, float) for token, each in bias.items()
+        ):
+            raise ValueError(f"logit_bias in extra must map token ids to numbers, not {short_repr(bias)}.")
         for pattern in _patterns(value):
             try:
                 re.compile(pattern)
