@@ -219,9 +219,10 @@ def with_prompt_tools(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput
     one of the shown tools is the same request: the grammar allows this tool only.
     """
     specs = turn_input.tool_specs or ()
-    forced = turn_input.constraint.forced_tools({spec["name"]: {} for spec in specs})
-    if len(specs) != 1 or forced != (specs[0]["name"],):
+    if len(specs) != 1 or not turn_input.constraint.forces_call:
         return turn_input
+    if turn_input.constraint.forced_tools({specs[0]["name"]: {}}) != (specs[0]["name"],):
+        return turn_input  # a choice of another tool, which is refused later
     last_turn = last_turn_of(ledger, turn_input.model_state)
     node = None if last_turn is None else ledger.node_of(last_turn)
     before = None if node is None else [*node.upward()][-1].message
