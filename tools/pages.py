@@ -124,7 +124,8 @@ def gateway_tables() -> Iterator[tuple[str, str]]:
 
 def _gateway(report: Mapping[str, Any]) -> str:
     facts = report["gateway"]
-    return " ".join(part for part in (facts["name"], facts["version"], facts["variant"], report["wire"]) if part)
+    speaks = "" if report.get("speaks", "chat") == "chat" else report["speaks"]
+    return " ".join(filter(None, (facts["name"], facts["version"], facts["variant"], report["wire"], speaks)))
 
 
 def _findings(report: Mapping[str, Any]) -> str:
