@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from typer.testing import CliRunner, Result
 from gateway.toy import DEFECTS, Toy
 from gateway.toy_wires import WIRE_DEFECTS
 from strands_tito import cli
+from strands_tito.gateway import Gateway
 from support.pages import ROOT
 from tito_conformance.gateway.adapter import ADAPTERS, HttpGateway
 from tito_conformance.gateway.audit import Row
@@ -25,6 +27,7 @@ from tito_conformance.gateway.dialects import DIALECTS
 from tito_conformance.gateway.engine import Engine, load
 from tito_conformance.gateway.run import FAILED, Report, run
 from tito_conformance.testing import ScriptedRequest
+from tito_core import Policy
 from tito_engines.models import qwen3_instruct
 
 HERE = Path(__file__).parent
@@ -98,6 +101,30 @@ def test_a_sound_gateway_raises_no_alarm(seed: int, speaks: str) -> None:
 @pytest.mark.parametrize(("speaks", "defect", "check"), PLANTED)
 def test_every_defect_is_caught(speaks: str, defect: str, check: str) -> None:
     assert failures(judged(defect, speaks, checks=[check]))
+
+
+class OwnGateway(HttpGateway):
+    """Our own gateway in this process, addressed and exported as a gateway that runs already."""
+
+    def __init__(self) -> None:
+        super().__init__("http://unknown")
+        self._open = AsyncExitStack()
+
+    async def start(self, engine: str, wire: str, tokenizer: str, model: str) -> None:
+        policy = await Policy.connect_async(backend=wire, base_url=engine, tokenizer=tokenizer)
+        gateway = await self._open.enter_async_context(Gateway(await self._open.enter_async_context(policy)))
+        self._url = gateway.url
+
+    async def stop(self) -> None:
+        await self._open.aclose()
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize("seed", range(1, 31))
+def test_our_own_gateway_raises_no_alarm(seed: int) -> None:
+    wire, speaks = ("vllm", "sglang")[seed % 2], [*DIALECTS][seed % 3]
+    report = asyncio.run(run(OwnGateway(), str(tokenizer()), wire=wire, speaks=speaks, seed=seed))
+    assert not failures(report)
 
 
 def test_every_check_catches_a_defect() -> None:
