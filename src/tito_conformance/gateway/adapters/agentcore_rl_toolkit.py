@@ -15,6 +15,7 @@ FACTS = {
     "package": "agentcore-rl-toolkit",
     "pip": ["'agentcore-rl-toolkit[gateway]' 'transformers<5.13'"],
     "python": "3.11 to 3.13",
+    "speaks": ["chat", "messages"],
     "wires": ["vllm", "sglang"],
     "variants": {"tree": {"token_in": False}, "linear": {"token_in": True}},
     "note": "with transformers before 5.13: with later ones its own parser reads no call",
