@@ -32,7 +32,7 @@ from tito_engines.models import qwen3_instruct
 
 HERE = Path(__file__).parent
 ABSENT = {
-    ("messages", "arguments as text"),
+    *(("messages", defect) for defect in ("arguments as text", "arguments cut")),
     *((wire, defect) for wire in ("messages", "responses") for defect in ("seed dropped", "n ignored")),
     *(("responses", defect) for defect in ("stop dropped silently", "stream says stop")),
 }

@@ -41,6 +41,7 @@ DEFECTS = {
     "edits overwrite": "branches",
     "calls reordered": "parallel_calls",
     "call ids equal": "parallel_calls",
+    "arguments cut": "parallel_calls",
     "closer trained": "truncated_turn",
     "cut call repaired": "truncated_turn",
     "cut is stop": "truncated_turn",
@@ -308,11 +309,14 @@ class Toy:
             {
                 "id": own,
                 "type": "function",
-                "function": {"name": call["name"], "arguments": json.dumps(call["arguments"])},
+                "function": {"name": call["name"], "arguments": self.arguments(call["arguments"])},
             }
             for own, call in zip(ids, made, strict=True)
         ]
         return {"role": "assistant", "content": None, "tool_calls": calls}, "tool_calls" if finish == "stop" else finish
+
+    def arguments(self, given: Any) -> str:
+        return json.dumps(given)[: -1 if self.defect == "arguments cut" else None]
 
     # The answer and the export
 

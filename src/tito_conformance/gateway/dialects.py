@@ -251,6 +251,10 @@ def _delta(block: Json, delta: Mapping[str, Any]) -> str:
     return str(delta["partial_json"])
 
 
+def _is_too_long(error: Mapping[str, Any]) -> bool:
+    return error.get("type") == "invalid_request_error" and "prompt is too long" in str(error.get("message"))
+
+
 # OpenAI's responses
 
 _RESPONSES = {**_SAMPLING, "max_tokens": "max_output_tokens", "response_format": "text"}
@@ -394,7 +398,7 @@ DIALECTS = {
             _messages_body,
             _messages,
             _messages_stream,
-            lambda error: error.get("type") == "invalid_request_error" and "prompt is too long" in error["message"],
+            _is_too_long,
             text_arguments=False,
             key=lambda key: {"x-api-key": key, "anthropic-version": "2023-06-01"},
         ),

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from tito_conformance.gateway.dialects import DIALECTS, MISSHAPEN, Dialect
+from tito_conformance.gateway.dialects import DIALECTS, MISSHAPEN, Answer, Dialect
 
 TOOLS = [
     {
@@ -190,6 +190,19 @@ def _read(dialect: Dialect, status: int, raw: str, stream: bool) -> Reply:
         return Reply(status, raw=raw)
     try:
         answer = dialect.streamed(raw) if stream else dialect.whole(json.loads(raw))
+        _check_types(answer)
     except MISSHAPEN as error:
         raise Unanswered(f"the answer does not have the form of {dialect.name} ({error!r}): {raw[:300]}") from error
     return Reply(200, answer.message, answer.finish, answer.usage, raw, answer.choices)
+
+
+def _check_types(answer: Answer) -> None:
+    """Check what the checks rely on, so that a strange answer fails one of them, and does not end the run."""
+    content, usage = answer.message["content"], answer.usage
+    if not isinstance(content, str | None) or not isinstance(usage, Mapping | None):
+        raise ValueError(f"content {content!r}, usage {usage!r}")
+    for call in answer.message.get("tool_calls") or ():
+        function = call["function"]
+        if not all(isinstance(each, str) for each in (call["id"], function["name"])):
+            raise ValueError(f"a call has the id {call['id']!r} and the name {function['name']!r}")
+        json.loads(function["arguments"])
