@@ -139,6 +139,7 @@ def command(*options: str) -> Result:
     return CliRunner().invoke(cli.app, ["conformance", *options])
 
 
+@pytest.mark.suite
 def test_the_command_runs_an_adapters_file_in_a_process_of_its_own(tmp_path: Path) -> None:
     chosen = ["--check", "prefix", "--check", "usage", "--report", str(tmp_path)]
     result = command("--gateway", str(HERE / "toy_adapter.py"), *chosen)
