@@ -41,6 +41,7 @@ WIRE_DEFECTS = {
     ("responses", "output not its items"): "stream_equals_plain",
     ("responses", "item not done"): "stream_equals_plain",
     ("responses", "text not done"): "stream_equals_plain",
+    ("responses", "text done elsewhere"): "stream_equals_plain",
     ("responses", "item begins full"): "stream_equals_plain",
     ("responses", "no completed"): "stream_equals_plain",
     ("responses", "numbers repeat"): "stream_equals_plain",
@@ -246,6 +247,7 @@ def item_events(index: int, item: Any, defect: str) -> list[Any]:
 def texts(kind: str, name: str, text: str, place: Any, defect: str) -> list[Any]:
     pieces = [text[:4], text[4:-1] if defect == "item not its deltas" else text[4:]]
     events = [{"type": f"response.{kind}.delta", **place, "delta": piece} for piece in pieces]
+    kind = "reasoning_text" if defect == "text done elsewhere" else kind
     if defect != "text not done":
         events.append({"type": f"response.{kind}.done", **place, name: "".join(pieces)})
     return events

@@ -347,15 +347,17 @@ class _Item:
         if any(item.get(name) for name in ("content", "summary", "arguments")):
             raise ValueError(f"an item begins with content: {item}")
         self._id = item["id"]
-        self._texts: dict[Any, str] = {None: ""} if item["type"] == "function_call" else {}
+        self._texts: dict[Any, str] = {_ARGUMENTS: ""} if item["type"] == "function_call" else {}
         self._left = {*self._texts}
 
     def take(self, kind: str, event: Json) -> None:
         """Add a delta to its part, or hold a finished part against its deltas."""
-        place = next(((name, event[name]) for name in ("content_index", "summary_index") if name in event), None)
+        index = event.get("content_index", event.get("summary_index"))
+        place = (kind.rpartition(".")[0], index)
         if event["item_id"] != self._id:
             raise ValueError(f"{kind} of {event['item_id']} comes in {self._id}")
         if kind.endswith("part.added"):
+            place = _place(event["part"], index)
             self._texts[place] = ""
             self._left.add(place)
         elif kind.endswith(".delta"):
@@ -369,17 +371,25 @@ class _Item:
         """Return the finished item, which must have the id and the texts of its parts."""
         names = ("content", "summary")
         made: dict[Any, str] = {
-            (f"{name}_index", n): _first(part, "text", "refusal")
+            _place(part, n): _first(part, "text", "refusal")
             for name in names
             for n, part in enumerate(item.get(name) or ())
         }
         if item["type"] == "function_call":
-            made[None] = item["arguments"]
+            made[_ARGUMENTS] = item["arguments"]
         if item["id"] != self._id or made != self._texts or self._left:
             raise ValueError(
                 f"the item {item['id']} has {made}, its deltas {self._texts}; without an end: {self._left}"
             )
         return item
+
+
+_ARGUMENTS = ("function_call_arguments", None)
+
+
+def _place(part: Mapping[str, Any], index: int | None) -> tuple[str, int | None]:
+    """Return a part's place in its item: the name of its events, and its index."""
+    return {"summary_text": "reasoning_summary_text"}.get(part["type"], part["type"]), index
 
 
 def _first(value: Mapping[str, Any], *names: str) -> str:
