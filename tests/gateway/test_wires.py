@@ -16,7 +16,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from strands_tito.gateway import Gateway, messages, responses
 from strands_tito.gateway.reply import Refusal
-from support.scripted import BACKENDS, Says, call, model_of
+from support.scripted import BACKENDS, Says, call, model_of, tokenizer
 from tito_core import store
 from tito_core.ledger import Ledger
 
@@ -159,6 +159,21 @@ async def test_an_item_of_a_streamed_response_begins_empty_and_is_finished_part_
     finished += [event.arguments for event in events if event.type.endswith("arguments.done")]
     said = events[-1].response.output
     assert finished == [*(item.content[0].text for item in said[:2]), *(item.arguments for item in said[2:])]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_message_says_which_stop_sequence_ended_it(stream: bool) -> None:
+    said: Any = [{"role": "user", "content": "Go."}]
+    decode = lambda ids: str(tokenizer().decode(list(ids)))  # noqa: E731  # stop strings are in text
+    gateway = Gateway(model_of("vllm", Says("One. Two. Three."), decode=decode).policy)
+    async with AsyncAnthropic(base_url="http://x", api_key="k:s", http_client=http(gateway)) as client:
+        given: Any = {"model": "m", "messages": said, "max_tokens": 99, "stop_sequences": ["Two."]}
+        if stream:
+            async with client.messages.stream(**given) as events:
+                answer = await events.get_final_message()
+        else:
+            answer = await client.messages.create(**given)
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "Two.")
 
 
 async def test_a_conversation_that_is_too_long_is_what_harnesses_look_for() -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -18,7 +18,7 @@ from strands.types.streaming import StreamEvent
 
 from strands_tito.gateway import messages, reply, responses
 from strands_tito.gateway.chat import Answer, ChatTurn, chat_turn
-from strands_tito.gateway.messages import MessagesAnswer, messages_turn
+from strands_tito.gateway.messages import STOP_STRING, MessagesAnswer, messages_turn
 from strands_tito.gateway.normalise import NORMALISERS, VERSION, Recognised, key_of_answer, latest_turn, recognise
 from strands_tito.gateway.reply import Refusal, Reply, Request, decoded, refusal_of
 from strands_tito.gateway.responses import ResponsesAnswer, responses_turn
@@ -498,6 +498,8 @@ class Gateway:
         if found.used or ignored:
             note = {"version": VERSION, "normalised": dict(found.used), "ignored": sorted(ignored)}
             ledger.annotate(ANNOTATION, note, turn=committed.index)
+        if isinstance(committed.draft.stop, str):
+            yield cast(StreamEvent, {STOP_STRING: committed.draft.stop})
         wanted = session.weight_version
         if wanted is not None and (seen := {span.version for span in committed.draft.engine.versions}) != {wanted}:
             self._end(session, Termination.ABORTED)

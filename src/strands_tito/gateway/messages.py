@@ -39,6 +39,8 @@ REFUSED = {
     "mcp_servers": "Give the harness's own tools.",
 }
 """Keys that are refused, and what to do."""
+STOP_STRING = "stopString"
+"""Key of the event, after a turn's own, that says which stop string ended it."""
 _SIGNATURE = "strands-tito"
 """The signature of reasoning, which clients want to be there. It is found again by its text."""
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
@@ -153,7 +155,7 @@ class MessagesAnswer:
     """
 
     def __init__(self, turn: ChatTurn, identity: str, prompt_tokens: int = 0) -> None:
-        self._stop: str | None = None
+        self._stop: dict[str, str | None] = {"stop_reason": None, "stop_sequence": None}
         self._usage: dict[str, int] = {"input_tokens": prompt_tokens, "output_tokens": 0}
         self._message = {"id": f"msg_{identity}", "type": "message", "role": "assistant", "model": turn.model}
 
@@ -170,7 +172,7 @@ class MessagesAnswer:
                             content[-1]["input"] = json.loads(text)
                         elif key != "type":
                             content[-1][key] += text
-        end = {"stop_reason": self._stop, "stop_sequence": None, "usage": self._usage}
+        end = {**self._stop, "usage": self._usage}
         return msgspec.json.encode({**self._message, "content": content, **end})
 
     async def chunks(self, events: AsyncGenerator[StreamEvent | None]) -> AsyncGenerator[bytes]:
@@ -185,9 +187,7 @@ class MessagesAnswer:
         yield _line("message_start", {"message": begun})
         async for line in in_order(events, _line("ping", {}), lambda event: starmap(_line, self._events(event))):
             yield line
-        yield _line(
-            "message_delta", {"delta": {"stop_reason": self._stop, "stop_sequence": None}, "usage": self._usage}
-        )
+        yield _line("message_delta", {"delta": self._stop, "usage": self._usage})
         yield _line("message_stop", {})
 
     def _events(self, event: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -215,7 +215,9 @@ class MessagesAnswer:
                 yield "content_block_delta", {"index": self._index, "delta": signed}
             yield "content_block_stop", {"index": self._index}
         elif "messageStop" in event:
-            self._stop = event["messageStop"]["stopReason"]
+            self._stop["stop_reason"] = event["messageStop"]["stopReason"]
+        elif STOP_STRING in event:
+            self._stop["stop_sequence"] = event[STOP_STRING]
         elif "metadata" in event:
             self._usage = _usage(event["metadata"]["usage"])
 
