@@ -24,6 +24,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}, "all": {"typ
 THINKS = "<think>\nSo.\n</think>\n\n"
 TWO_CALLS = THINKS + "Two. " + call("add", '{"a":1.50}') + call("add", '{"a": 2, "all": true}')
 ANSWERS = (TWO_CALLS, THINKS + "It is so.", "Yes.")
+PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
 Ask = Callable[[Gateway, bool], Coroutine[Any, Any, list[Any]]]
 
 
@@ -203,6 +204,8 @@ def test_every_key_of_the_clients_requests_is_served_without_effect_or_refused()
         (responses.responses_turn, {"input": [{"type": "item_reference", "id": "x"}]}),
         (responses.responses_turn, {"input": [{"type": "function_call", "call_id": "x", "name": "f"}]}),
         (responses.responses_turn, {"input": 7}),
+        (responses.responses_turn, {"input": [{"role": "developer", "content": [PICTURE]}]}),
+        (responses.responses_turn, {"input": [{"role": "user", "content": [{**PICTURE, "image_url": "http://x/y"}]}]}),
     ],
 )
 def test_what_cannot_be_served_is_refused(read: Any, wrong: Any) -> None:

@@ -184,7 +184,7 @@ def json_grammar(schema: Any) -> dict[str, str]:
     """Return the grammar of an answer that is JSON of a schema.
 
     Raises:
-        Refusal: The schema is no object.
+        Refusal: The schema is not an object.
     """
     if not isinstance(schema, dict):
         raise Refusal(f"A JSON Schema must be an object, not {json.dumps(schema)}.")
@@ -279,7 +279,16 @@ def _block(part: Any, images: bool) -> dict[str, Any]:
         return {"text": part[kind]}
     if kind != "image_url" or not images:
         raise ValueError(f"A part of type {kind!r} cannot stand here, or has no text.")
-    head, _, data = part["image_url"]["url"].partition(";base64,")
+    return image_block(part["image_url"]["url"])
+
+
+def image_block(url: str) -> dict[str, Any]:
+    """Return an image in Strands' form.
+
+    Raises:
+        ValueError: The URL is not the image itself.
+    """
+    head, _, data = url.partition(";base64,")
     if not head.startswith("data:image/"):
         raise ValueError("Send the image itself, as data:image/png;base64,... .")
     return {"image": {"format": head[11:], "source": {"bytes": base64.b64decode(data, validate=True)}}}

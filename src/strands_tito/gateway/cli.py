@@ -51,15 +51,15 @@ def gateway(
         list[str] | None, typer.Option(help="Any other option of a rollout or policy, as name=value; repeatable.")
     ] = None,
 ) -> None:
-    """Serve OpenAI's chat completions at http://HOST:PORT/v1, or /sessions/NAME/v1, and record every token."""
+    """Serve chat completions, messages and responses at /v1 and /sessions/NAME/v1, and record every token."""
     console = VisibleConsole(stderr=True)
     with Interrupts(STATUSES, "Stopped.") as interrupts:
         from strands_tito.gateway.normalise import NORMALISERS
         from tito_core.backend.sampling import refuse_unknown_option
 
         more, policy_options = further_options(option or [])
-        rollout: dict[str, Any] = {"sampling": sampling_parameters(sampling or []), **more}
-        check_options(rollout)  # type: ignore[arg-type]  # names that were checked
+        rollout: Any = {"sampling": sampling_parameters(sampling or []), **more}  # names that were checked
+        check_options(rollout)
         try:
             refuse_unknown_option("--no-normaliser", dict.fromkeys(no_normaliser or ()), NORMALISERS)
         except ValueError as error:

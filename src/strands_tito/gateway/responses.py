@@ -5,8 +5,6 @@ The whole conversation must come with each request: what a server would have to 
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
@@ -17,7 +15,16 @@ import msgspec
 from strands.types.content import Messages
 from strands.types.streaming import StreamEvent
 
-from strands_tito.gateway.chat import ChatTurn, function_spec, json_grammar, objects, one_of, split_keys, tool_choice
+from strands_tito.gateway.chat import (
+    ChatTurn,
+    function_spec,
+    image_block,
+    json_grammar,
+    objects,
+    one_of,
+    split_keys,
+    tool_choice,
+)
 from strands_tito.gateway.reply import Refusal, error_json, in_order
 from tito_core.turn.history import as_stored
 
@@ -94,7 +101,9 @@ def _history(items: list[Any]) -> tuple[list[str], Messages]:
     for i, item in enumerate(items):
         role, blocks = _item(item, f"input[{i}]")
         if role == "system" and not messages:
-            system += [block["text"] for block in blocks if "text" in block]
+            if any("text" not in block for block in blocks):
+                raise Refusal(f"input[{i}]: a system message is text.", param=f"input[{i}]")
+            system += [block["text"] for block in blocks]
             continue
         role = "user" if role == "system" else role  # no template shows one later
         last = messages[-1] if messages else {"role": None, "content": []}
@@ -136,15 +145,9 @@ def _blocks(content: Any, where: str) -> list[Any]:
 def _block(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     if part["type"] in ("input_text", "output_text", "text"):
         return {"text": part["text"]}
-    head, _, data = str(part.get("image_url")).partition(";base64,")
-    if part["type"] != "input_image" or not head.startswith("data:image/"):
-        raise Refusal(
-            f"{where}: a part of type {part['type']!r} is not served; images come as data: URLs.", param=where
-        )
-    try:
-        return {"image": {"format": head[11:], "source": {"bytes": base64.b64decode(data, validate=True)}}}
-    except binascii.Error as error:
-        raise Refusal(f"{where}: the image is not base64 ({error}).", param=where) from None
+    if part["type"] == "input_image":
+        return image_block(part["image_url"])
+    raise Refusal(f"{where}: a part of type {part['type']!r} is not served.", param=where)
 
 
 class ResponsesAnswer:

@@ -94,7 +94,7 @@ def transport_of(answer: AnswerRequest, library: Any) -> Any:
         async def aclose(self) -> None:
             await self._pieces.aclose()
 
-    class Transport(library.AsyncBaseTransport):  # type: ignore[misc]
+    class Transport(library.AsyncBaseTransport):  # type: ignore[misc]  # the same
         async def handle_async_request(self, request: Any) -> Any:
             path = request.url.raw_path.partition(b"?")[0].decode()
             reply = await answer(_request(request.method, path, request.headers, await request.aread()))

@@ -577,7 +577,7 @@ async def engine_error(play: Play) -> None:
 
 @check(measures="aborts")
 async def aborted_by_the_engine(play: Play) -> None:
-    """An answer that the engine aborts is no finished one: it is an error, is resumed, or its finish reason says so."""
+    """An answer that the engine aborts is an error, is resumed, or has a finish reason that says so."""
     session = await play.session()
     reply = await session.send([SYSTEM, session.user("Go. with:aborted")])
     calls = play.engine.calls(session.nonce)

@@ -35,6 +35,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "export": ("name",),
 }
 _started: list[subprocess.Popen[bytes]] = []
+_loops: list[Any] = []
+"""The event loop of `in_loop`, once it runs."""
 
 
 def request(url: str, body: Any = None, key: str = "EMPTY", method: str | None = None) -> Any:
@@ -76,10 +78,10 @@ def in_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine on this process's one event loop, which a thread runs, and return its result."""
     import asyncio
 
-    if not hasattr(in_loop, "loop"):
-        in_loop.loop = asyncio.new_event_loop()  # type: ignore[attr-defined]
-        threading.Thread(target=in_loop.loop.run_forever, daemon=True).start()  # type: ignore[attr-defined]
-    return asyncio.run_coroutine_threadsafe(coroutine, in_loop.loop).result()  # type: ignore[attr-defined]
+    if not _loops:
+        _loops.append(asyncio.new_event_loop())
+        threading.Thread(target=_loops[0].run_forever, daemon=True).start()
+    return asyncio.run_coroutine_threadsafe(coroutine, _loops[0]).result()
 
 
 def settled(read: Callable[[], list[Any]], seconds: float = 0.3) -> list[Any]:
