@@ -106,8 +106,7 @@ recipes: $(READY)  ## run the part of each recipe that needs no GPU, through its
 	@mkdir -p runs
 	@$(call recipe,slime_retool,slime,recipes/slime_retool/run.sh --tiny)
 	@$(call recipe,verl_agent_loop,verl-0.9.1,recipes/verl_agent_loop/run.sh --tiny)
-	@$(call recipe,trl_lora,trl-1.16.0,$$PYTHON -W ignore recipes/trl_lora/run_pipeline.py --tiny \
-		$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)))
+	@$(call recipe,gpu,trl-1.16.0,recipes/gpu.sh --tiny $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)))
 
 matrix: $(READY)  ## run rollouts and tests in resolved environments, or in ROWS="lowest verl-0.9.1"; writes docs/compatibility.md
 	$(BIN)/python tools/matrix.py $(ROWS)

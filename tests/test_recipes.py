@@ -57,7 +57,7 @@ def test_every_pin_is_the_locks(recipe: str) -> None:
     assert {name: locked.get(name) for name, _ in pins} == dict(pins)
 
 
-@pytest.mark.parametrize("script", sorted(RECIPES.glob("*/*.sh")), ids=str)
+@pytest.mark.parametrize("script", sorted(RECIPES.glob("**/*.sh")), ids=str)
 def test_a_script_is_bash(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True, timeout=10)
     assert script.stat().st_mode & 0o111

@@ -2,6 +2,7 @@
 
 python run_pipeline.py --tiny    # the whole pipeline on a CPU: SmolLM2-135M on a real vLLM, a few updates
 python run_pipeline.py           # on two GPUs: TRL's server mode, the loss corrected by the recorded logprobs
+python run_pipeline.py --gpus 0  # on one GPU, which the trainer and the server share; weights pass through a folder
 
 The agent solves arithmetic with a calculator that takes one operation at a time. The folder `--out` receives the
 adapter, report.json and curves.svg.
@@ -221,14 +222,15 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 
 @contextlib.contextmanager
-def server(model: str, gpu: str, port: int) -> Iterator[str]:
-    """Run the vLLM that TRL's server mode needs, by TRL's own command; give its address when it answers.
+def server(model: str, gpu: str, port: int, share: float) -> Iterator[str]:
+    """Run the vLLM that TRL's server mode needs, by TRL's own command, on a share of a GPU; give its address.
 
     Raises:
         RuntimeError: It ended.
     """
     url = f"http://127.0.0.1:{port}"
-    command = build_command(ScriptArguments(model=model, host="127.0.0.1", port=port, max_model_len=8192))
+    wanted = {"port": port, "max_model_len": 8192, "gpu_memory_utilization": share}
+    command = build_command(ScriptArguments(model=model, host="127.0.0.1", **wanted))
     given = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": gpu}
     process = subprocess.Popen(command, env=given)
     try:
@@ -260,9 +262,9 @@ def tiny_server(model: str, torch_index: str | None) -> Iterator[tuple[str, str]
 
 
 def run(
-    settings: Settings, url: str, folder: str, out: Path, *, tiny: bool, make: type[Agents] = Agents
+    settings: Settings, url: str, folder: str, out: Path, *, place: str, make: type[Agents] = Agents
 ) -> dict[str, Any]:
-    """Run the pipeline on a server; return the report."""
+    """Run the pipeline on a server; return the report. `place` is "cpu", "gpu" or "gpus"."""
     began = time.monotonic()
     policy = Policy.connect(backend="vllm", base_url=url, tokenizer=folder, patience_s=900)
     answers = problems(settings.held_out + settings.train, settings.operations)
@@ -272,10 +274,12 @@ def run(
     report["before"] = run_blocking(evaluate(policy, agents, held_out, settings.tokens))
     print("before", report["before"], flush=True)
     with tempfile.TemporaryDirectory() as weights:
-        rollouts = Rollouts(policy, agents, frozenset(held_out), Path(weights), tiny)
-        served = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url}
-        on_gpus = {"bf16": True, "model_init_kwargs": {"dtype": "bfloat16"}, **served}
-        own: dict[str, Any] = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False} if tiny else on_gpus
+        rollouts = Rollouts(policy, agents, frozenset(held_out), Path(weights), place != "gpus")
+        own: dict[str, Any] = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+        if place != "cpu":
+            own = {"bf16": True, "model_init_kwargs": {"dtype": "bfloat16"}}
+        if place == "gpus":
+            own |= {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url}
         trainer = trainer_of(settings, folder, out, rollouts, agents, train, **own)
         start = {name: value.detach().cpu().clone() for name, value in trainer.model.named_parameters()}
         trainer.train()
@@ -298,7 +302,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="on a CPU, without TRL's server mode")
     parser.add_argument("--harness", action="store_true", help="a harness of another SDK, through the gateway")
     parser.add_argument("--out", type=Path, default=Path("runs/trl_lora"))
-    parser.add_argument("--gpus", default="0,1", help="the trainer's and the server's")
+    parser.add_argument("--gpus", default="0,1", help="the trainer's and the server's; or one for both")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--torch-index", default=None, help="package index with CPU builds of torch, if pip needs one")
     for name, value in asdict(Settings()).items():
@@ -311,12 +315,13 @@ def main() -> None:
     logging.getLogger("strands.tools").setLevel(logging.CRITICAL)  # the policy makes malformed calls at first
     if arguments.tiny:
         with tiny_server(settings.model, arguments.torch_index) as (url, folder):
-            report = run(settings, url, folder, arguments.out, tiny=True, make=make)
+            report = run(settings, url, folder, arguments.out, place="cpu", make=make)
     else:
-        trainers, servers = arguments.gpus.split(",")
+        trainers, *servers = arguments.gpus.split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = trainers  # before CUDA starts: the trainer takes all that it sees
-        with server(settings.model, servers, arguments.port) as url:
-            report = run(settings, url, settings.model, arguments.out, tiny=False, make=make)
+        place, share = ("gpus", 0.9) if servers else ("gpu", 0.4)
+        with server(settings.model, servers[0] if servers else trainers, arguments.port, share) as url:
+            report = run(settings, url, settings.model, arguments.out, place=place, make=make)
     (arguments.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     draw(report, arguments.out / "curves.svg")
     figures = " -> ".join(f"{report[when]['right']:.2f}" for when in ("before", "after"))
