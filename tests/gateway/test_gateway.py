@@ -223,9 +223,11 @@ async def test_a_sibling_sampled_later_leaves_other_paths_alone() -> None:
         assert [row["turns"] for row in await client.trajectories()] == [[2], [0, 1, 3]]
 
 
-async def test_a_reminder_that_was_there_for_one_request_continues_the_path() -> None:
-    """As strands-harness sends it."""
-    for text, paths in (("<system-reminder>\nNoon.\n</system-reminder>", [[0, 1, 2]]), ("Noon.", [[0], [1], [2]])):
+async def test_reminders_that_were_there_for_one_request_continue_the_path() -> None:
+    """As strands-harness sends them, one or several."""
+    noon, rome = (f"\n<system-reminder>\n{word}\n</system-reminder>" for word in ("Noon.", "Rome."))
+    apart = [[0], [1], [2]]
+    for texts, paths in (((noon,), [[0, 1, 2]]), ((noon, rome), [[0, 1, 2]]), (("Noon.", rome), apart)):
         async with gateway_of(call("add", "{}"), "Two.", "Yes.") as gateway:
             client = Client(gateway)
             said: list[Any] = [HELLO[0]]
@@ -234,7 +236,7 @@ async def test_a_reminder_that_was_there_for_one_request_continues_the_path() ->
                 said += new
                 parts = [{"type": "text", "text": each["content"]} for each in new if each["role"] == "user"]
                 kept = [each for each in new if each["role"] == "tool"]
-                added = {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+                added = {"role": "user", "content": [*parts, *({"type": "text", "text": text} for text in texts)]}
                 answer = await client.chat([*said[: -len(new)], *kept, added])
                 said.append(_echo(answer))
                 new = [{"role": "tool", "tool_call_id": t["id"], "content": "3"} for t in answer.get("tool_calls", ())]

@@ -33,7 +33,7 @@ ARGUMENTS, BLANKS, DEFAULTS, IDS, REASONING, REMINDERS, VOLATILE = NORMALISERS
 - defaults: arguments that the policy left out and the harness added, each the default of the tool's schema.
 - ids: the ids of an answer's calls, and of the results that name them.
 - reasoning: an answer's reasoning is left out.
-- reminders: a last part `<system-reminder>` of the user's message, which was there for one request only.
+- reminders: last parts `<system-reminder>` of the user's message, which were there for one request only.
 - volatile: lines of the system prompt that change with each request; see `_VOLATILE`.
 """
 _VOLATILE = re.compile(r"^(x-anthropic-billing-header:).*$", re.MULTILINE)
@@ -41,7 +41,7 @@ _VOLATILE = re.compile(r"^(x-anthropic-billing-header:).*$", re.MULTILINE)
 
 
 _REMINDER = re.compile(r"\s*<system-reminder>.*</system-reminder>\s*", re.DOTALL)
-"""What a harness adds to a conversation's last message. strands-harness 0.3 leaves it out of the next request."""
+"""What a harness adds to a conversation's last message. strands-harness 0.3 leaves it out of the next requests."""
 
 
 class Recognised(NamedTuple):
@@ -181,9 +181,10 @@ def _longer(way: _Way, message: Message, tools: Sequence[ToolSpec], allowed: Col
 
 
 def _reminded(known: Mapping[str, Any], message: Message) -> bool:
-    """Return whether the ledger's message is the user's message with a reminder after it."""
-    *content, last = known["content"]
-    return content == message["content"] and _REMINDER.fullmatch(last.get("text", "")) is not None
+    """Return whether the ledger's message is the user's message with reminders after it."""
+    own, content = message["content"], known["content"]
+    added = [part.get("text", "") for part in content[len(own) :]]
+    return bool(added) and content[: len(own)] == own and all(map(_REMINDER.fullmatch, added))
 
 
 def _differences(answer: Node, message: Message, tools: Sequence[ToolSpec]) -> set[str] | None:
