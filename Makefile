@@ -26,7 +26,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One process for each engine, which keeps its server from test to test.
 ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 1800
 
-BENCHMARKS := ledger_speed ledger_memory parsing turn_cost gateway concurrency collect images templates long_context trace_cost
+BENCHMARKS := ledger_speed ledger_memory parsing turn_cost gateway retokenizing concurrency collect images templates long_context trace_cost
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-images train-tiny test suite browser coverage conformance engines routers harnesses trainers recipes prove release defects mutants matrix lint lint-types lint-turn lint-rest format docs bench package publish-as lock clean
