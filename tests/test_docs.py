@@ -369,17 +369,20 @@ def test_each_section_on_trainers_runs_by_itself(
 ) -> None:
     """With a file of one rollout, whose reward is 0.5. A trainer's function runs up to the import of its package."""
     monkeypatch.chdir(tmp_path)
+    page, yes = (ROOT / "docs/trainers.md").read_text("utf-8"), "It is 425."
     packages = {"Agent Lightning": "agentlightning", "Tinker": "tinker", "SkyRL": "skyrl"}
     packages["verifiers and prime-rl"] = "verifiers"
-    rows = {"slime": SimpleNamespace(label="425"), "verl": {"reward_model": {"ground_truth": "425"}}}
+    agents = "An agent for slime, verl and TRL"
+    rows = {"row.label": SimpleNamespace(label="425")}
+    rows['row["reward_model"]["ground_truth"]'] = {"reward_model": {"ground_truth": "425"}}
     ran = []
-    with ScriptedServer(engine_of("vllm", Says("It is 425.", *ANSWERS, *ANSWERS))) as server:
+    with ScriptedServer(engine_of("vllm", Says(yes, yes, *ANSWERS, yes, yes))) as server:
         policy = Policy.connect(backend="vllm", base_url=server.base_url, tokenizer=folder)
         recorded = policy.model(ledger=policy.ledger(group_id="prompt-17"))
         Agent(model=recorded, callback_handler=None)("What is 25 * 17?")
         recorded.ledger.annotate("reward", 0.5)
         store.append("rollouts.tito", [recorded.ledger])
-        for section in re.findall(r"^## (.*)$", (ROOT / "docs/trainers.md").read_text("utf-8"), re.MULTILINE):
+        for section in re.findall(r"^## (.*)$", page, re.MULTILINE):
             names: dict[str, Any] = {}
             missing = packages.get(section)
             for number, snippet in enumerate(snippets("docs/trainers.md", of=section)):
@@ -389,13 +392,15 @@ def test_each_section_on_trainers_runs_by_itself(
                         exec(code, names)
                 else:
                     exec(code, names)
-            if section in rows:
+            for answer, row in rows.items() if section == agents else ():
+                assert f"`{answer}`" in page
+                exec(at_server(snippet, server.base_url, folder).replace("row.label", answer), names)
                 scored = policy.model()
-                names["make_agent"](scored, rows[section])("What is 25 * 17?")
+                names["make_agent"](scored, row)("What is 25 * 17?")
                 assert scored.ledger.annotation("reward") == 1.0
             ran += [section] if names else []
-    assert capsys.readouterr().out == "True\ncompleted\nsolver 1.0 0.6 1.6\n[0.5]\n1\n"
-    assert ran == ["In Python", "Rewards", "Batches", "slime", "verl", "TRL", *packages]
+    assert capsys.readouterr().out == "True\ncompleted\nsolver 1.0 0.6 1.6\n1\n"
+    assert ran == ["In Python", "Rewards", agents, "TRL", *packages]
 
 
 def test_the_page_on_training_runs_and_its_examples_exist(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

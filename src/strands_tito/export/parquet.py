@@ -203,7 +203,7 @@ def read_parquet(path: str | PathLike[str]) -> Iterator[TrainingSample]:
 
 
 def schema() -> pa.Schema:
-    """Return the Arrow schema. docs/trainers.md describes each column.
+    """Return the Arrow schema. Its columns are the fields of `TrainingSample` and `Identity` by name.
 
     Raises:
         MissingPackageError: pyarrow is not installed.

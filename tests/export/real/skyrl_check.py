@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import tempfile
 import typing
 from importlib.metadata import version
@@ -43,6 +44,9 @@ from support.rollout_forests import HOT, REWARDS, chain, group_of_one_prompt, gr
 from support.scripted import END, Says, engine_of, ids_of, tokenizer  # noqa: E402
 from tito_conformance.testing import ScriptedServer  # noqa: E402
 from tito_core.ledger import Column, Ledger  # noqa: E402
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "examples"))
+from skyrl_generator import StrandsGenerator  # noqa: E402
 
 PAD = 0
 SAID = ids_of(ANSWER + END)
@@ -277,12 +281,8 @@ def logprobs_are_read_where_an_off_policy_correction_is_set() -> None:
         torch.testing.assert_close(corrected[0], torch.tensor(expected))
 
 
-def the_pages_generator_is_skyrls() -> None:
+def the_examples_generator_is_skyrls() -> None:
     """SkyRL's trainer asks it for a batch, checks what comes, and makes tensors of it."""
-    page = (Path(__file__).resolve().parents[3] / "docs" / "trainers.md").read_text(encoding="utf-8")
-    section = page.split("\n### The generator\n")[1]
-    names: dict[str, Any] = {"generator_output_of": generator_output_of}
-    exec(section.split("```python\n")[1].split("```")[0], names)
     config = SkyRLTrainConfig()
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 64}
     rows = [
@@ -292,7 +292,7 @@ def the_pages_generator_is_skyrls() -> None:
     ]  # fmt: skip
     with ScriptedServer(engine_of("vllm", Says(*[ANSWER] * 16))) as server, tempfile.TemporaryDirectory() as folder:
         tokenizer().save_pretrained(folder)
-        generator = names["StrandsGenerator"](SimpleNamespace(get_endpoint_url=lambda: server.base_url), folder)
+        generator = StrandsGenerator(SimpleNamespace(get_endpoint_url=lambda: server.base_url), folder)
         trainer: Any = SimpleNamespace(cfg=config, generator=generator, all_metrics={})
         for phase in ("train", "eval"):
             batch, uids = prepare_generator_input(rows, 2, sampling, "none", phase, 1)
@@ -345,5 +345,5 @@ if __name__ == "__main__":
     the_last_row_is_all_that_step_wise_training_reads()
     each_place_is_read_by_an_estimator_of_tokens()
     logprobs_are_read_where_an_off_policy_correction_is_set()
-    the_pages_generator_is_skyrls()
+    the_examples_generator_is_skyrls()
     print(f"skyrl: ok, {version('skyrl')}, {seen} rows")

@@ -219,7 +219,7 @@ async def rolled_out(url: str, folder: str) -> Any:
     config = AgentConfig(
         model=folder,
         client=TrainClientConfig(base_url=f"{url}/v1"),
-        harness=HarnessConfig(id="strands_harness"),
+        harness=HarnessConfig(id="verifiers_harness"),
         sampling=Sampling(temperature=1.0, max_tokens=64),
         runtime=SubprocessConfig(),
     )
@@ -227,13 +227,10 @@ async def rolled_out(url: str, folder: str) -> Any:
         return await agent.run(Task(TaskData(prompt=QUESTION)))
 
 
-def the_pages_harness_plays_a_task() -> None:
-    """verifiers' own agent runs it, and records what was sampled."""
-    page = (Path(__file__).resolve().parents[3] / "docs" / "trainers.md").read_text(encoding="utf-8")
-    code = page.split("\n### The harness\n")[1].split("```python\n")[1].split("```")[0]
+def the_examples_harness_plays_a_task() -> None:
+    """verifiers' own agent imports and runs it, and records what was sampled."""
+    sys.path.append(str(Path(__file__).resolve().parents[3] / "examples"))
     with tempfile.TemporaryDirectory() as folder, ScriptedServer(engine_of("vllm", Says(*[ANSWER] * 4))) as server:
-        (Path(folder) / "strands_harness.py").write_text(code, encoding="utf-8")
-        sys.path.insert(0, folder)
         tokenizer().save_pretrained(folder)
         trace = asyncio.run(rolled_out(server.base_url, folder))
     assert (trace.ok, trace.errors, trace.stop_condition) == (True, [], "agent_completed")
@@ -252,5 +249,5 @@ if __name__ == "__main__":
     kept_sets_are_verifiers()
     what_a_trainer_weighs_is_on_the_nodes()
     what_cannot_be_weighed_is_refused()
-    the_pages_harness_plays_a_task()
+    the_examples_harness_plays_a_task()
     print(f"verifiers: ok, {version('verifiers')}, {seen} branches")
