@@ -437,4 +437,4 @@ def test_the_page_on_images_runs() -> None:
 def test_the_guide_shows_the_third_backend_and_it_is_short() -> None:
     code = (ROOT / "tests" / "conformance" / "toy" / "toy_backend.py").read_text()
     assert len(code.splitlines()) < 120
-    assert f"```python\n{code}```" in (ROOT / "docs" / "conformance.md").read_text()
+    assert f"```python\n{code}```" in (ROOT / "docs/backends.md").read_text()

@@ -36,7 +36,7 @@ from tito_engines.errors import StartFailed
 ANSWERS = (call("multiply", '{"a": 25, "b": 17}'), "It is 425.")
 CALCULATED = (call("calculator", '{"expression": "25 * 17"}'), "It is 425.")
 ELSEWHERE = {
-    "README.md", "docs/collect.md", "docs/conformance.md", "docs/gateways.md", "docs/images.md", "docs/migrating.md",
+    "README.md", "docs/backends.md", "docs/collect.md", "docs/gateways.md", "docs/images.md", "docs/migrating.md",
     "docs/notebook.md", "docs/scaling.md", "docs/servers.md", "docs/settings.md", "docs/strands.md",
     "docs/templates.md", "docs/testing.md", "docs/tools.md", "docs/trainers.md", "docs/training.md",
 }  # fmt: skip
