@@ -129,7 +129,7 @@ def test_the_changelog_begins_with_the_release_that_clones_without_tags_have() -
         r"^## \[([\d.]+)\] - (?:unreleased|20\d\d-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.M
     )
     assert build["fallback-version"] == f"{headings[0]}.dev0"
-    assert headings[-1] == "0.2.0"
+    assert headings[-1] == "0.3.0"
 
 
 def test_the_stability_page_names_the_schemas_and_entry_points_of_the_code() -> None:
