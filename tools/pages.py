@@ -151,7 +151,8 @@ def settings_tables() -> Iterator[tuple[str, str]]:
         words = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE))
         defaults = {name: field.get_default(call_default_factory=True) for name, field in _fields(options).items()}
         rows = ["| option | type | |", "| --- | --- | --- |"]
-        for name in options.__annotations__:
+        inherited = BackendOptions.__annotations__ if options is PolicyOptions else ()  # they have a table of their own
+        for name in (each for each in options.__annotations__ if each not in inherited):
             default = f" Default: {defaults[name]!r}." if defaults.get(name, {}) not in ({}, ()) else ""
             shown = _type(get_type_hints(options)[name]).replace("|", "\\|")
             rows.append(f"| `{name}` | `{shown}` | {_one_line(words.get(name, '') + default)} |")
