@@ -85,7 +85,7 @@ class Place(NamedTuple):
 
 
 class Gateway:
-    """Serves a policy to harnesses that speak OpenAI's chat completions, and records every token.
+    """Serves a policy to harnesses that speak OpenAI's or Anthropic's wires, and records every token.
 
         async with Gateway(policy) as gateway:
             client = AsyncOpenAI(base_url=f"{gateway.url}/sessions/task-7/v1", api_key="EMPTY")
