@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from strands import Agent
+from strands.tools.mcp import MCPClient
 
 from integration.test_formats_real import CASES, ENGINES
 from parsing.families import CALL_FAMILIES
@@ -221,6 +222,8 @@ def test_the_recipes_for_strands_run(
     folder: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # Strands gives a server of MCP 30 s to start, which the imports of one take on a machine that others use.
+    monkeypatch.setitem(MCPClient.__init__.__kwdefaults__, "startup_timeout", 3600)
     Path("server.py").write_text(MULTIPLYING, encoding="utf-8")
     handoff = call("handoff_to_agent", '{"agent_name": "writer", "message": "Write it."}')
     answers = (*ANSWERS * 3, handoff, "Handed over.", "It is 425.", *ANSWERS, "Yes.")
