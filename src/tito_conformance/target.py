@@ -24,6 +24,7 @@ from tito_core.ledger import Finish
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Adapter
 from tito_core.model import Policy
+from tito_core.turn.answer import with_stop
 
 AUTO = "auto"
 TOP, LEAST_TOP = 20, 4
@@ -180,6 +181,8 @@ class ConnectedServer:
         stream = on_chunk or ((lambda _: None) if streamed else None)
         with refusing():
             response = await generate(self.policy.backend, request, stream)
+        if response.stop is None:  # completed as in a turn; one that the server names stays as the wire has it
+            response = with_stop(self.policy, request, response)
         where = Where(streamed=stream is not None, request_id=response.request_id)
         asked = response.finish != Finish.ABORT or name in self.aborting or updates != self.weight_updates
         problem = f"the answer was aborted after {len(response.output_ids)} tokens, and nobody asked for that."

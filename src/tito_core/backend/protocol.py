@@ -515,7 +515,8 @@ class RawResponse:
             drops the echo may repeat the turn's own tokens only, from `TokenRequest.delta_start` or earlier.
         prompt_tokens: The server's count of prompt tokens. Required, unless `unreported`.
         completion_tokens: The server's count of sampled tokens. Required, unless `unreported`.
-        stop: The stop token id or string that the server names.
+        stop: The stop token id or string that the server names. Where it names none, the core takes the requested stop
+            string that the text completes first, else the last id.
         logprob_ids: The ids that the logprobs belong to; None if the server lists logprobs in the order of the output.
         cached_tokens: Prompt tokens from the prefix cache.
         versions: Weight-version spans (start, stop, version) in offsets of the output; empty if not reported.
