@@ -31,6 +31,12 @@ NOT_TOKEN_EXACT = (
     "the request's own name in each answer."
 )
 
+UNREAD_WIRE = (
+    "The wire {0!r} is installed but was not read, because the backend {0!r} takes no http_transport: its answers were "
+    "compared with its own raw responses. Name http_transport in its constructor and send through it, as HttpBackend "
+    "does."
+)
+
 
 async def connect(target: Target) -> ConnectedServer:
     """Connect to the server, and certify its chat template.
@@ -42,7 +48,8 @@ async def connect(target: Target) -> ConnectedServer:
     log = WireLog(target.transport or _pool(target)) if logged else WireLog()
     if logged:
         options["http_transport"] = log.transport
-    read = find_wire(target.backend).read if logged and target.backend in installed_wires() else None
+    wired = target.backend in installed_wires()
+    read = find_wire(target.backend).read if logged and wired else None
     recording = Recorder(create_backend(target.backend, target.base_url, **options), log, read)
     try:
         policy = await Policy.connect_async(backend=recording, tokenizer=target.tokenizer, parser=target.parser)
@@ -50,6 +57,8 @@ async def connect(target: Target) -> ConnectedServer:
         error.advise(NOT_TOKEN_EXACT.format(target.backend))
         raise
     server = ConnectedServer(target, policy, recording)
+    if wired and not logged:
+        server.tally.notes.append(UNREAD_WIRE.format(target.backend))
     prompt = server.prompt_of(GREETINGS[0])
     try:
         await generate(recording, TokenRequest(prompt, server.sampling(max_new_tokens=1), uuid.uuid4().hex))

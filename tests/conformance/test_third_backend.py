@@ -12,6 +12,7 @@ import pytest
 from support.scripted import tokenizer
 from tito_conformance import suite
 from tito_conformance.checks import PROFILES, Profile
+from tito_conformance.connection import connect
 from tito_conformance.report import did_not_apply, rows
 from tito_conformance.target import Target
 from tito_core.backend.registry import ENTRY_POINT_GROUP
@@ -22,12 +23,19 @@ HERE = Path(__file__).parent
 Lie = Callable[[dict[str, Any]], None]
 
 
+BACKEND = EntryPoint("toy", "toy_backend:ToyBackend", ENTRY_POINT_GROUP)
+WIRE = EntryPoint("toy", "toy_wire:KIT", "tito.wires")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
+    monkeypatch.syspath_prepend(str(HERE / "toy"))
+    monkeypatch.setattr("tito_core.entry_points.entry_points", lambda group: [p for p in points if p.group == group])
+
+
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy backend, found by its entry point."""
-    monkeypatch.syspath_prepend(str(HERE / "toy"))
-    point = EntryPoint("toy", "toy_backend:ToyBackend", ENTRY_POINT_GROUP)
-    monkeypatch.setattr("tito_core.entry_points.entry_points", lambda group: [point] * (group == point.group))
+    install(monkeypatch, BACKEND)
 
 
 @pytest.fixture
@@ -61,6 +69,17 @@ def set_to(name: str, change: Callable[[Any], Any]) -> Lie:
         answer[name] = change(answer[name])
 
     return lie
+
+
+async def test_a_wire_that_is_installed_and_not_read_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, BACKEND, WIRE)
+    from toy_server import ToyServer, serving
+
+    loaded = tokenizer()
+    with serving(ToyServer(loaded, loaded.eos_token_id)) as url:
+        server = await connect(Target("toy", url, loaded))
+    [note] = server.tally.notes
+    assert "takes no http_transport" in note
 
 
 def test_a_server_that_does_not_name_its_stops_is_sound(run: Any) -> None:
