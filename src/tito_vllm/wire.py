@@ -236,7 +236,7 @@ def capabilities(refusal: str, *, one_more: bool, grammar: bool | None) -> Capab
         expert_shape=True,
         sampling_mask=mask,
         lower_first=True,
-        grammar=grammar,
+        grammar_from_first_token=grammar,
         adapters=True,  # a name that is not loaded is refused
         options=OPTIONS,
     )

@@ -87,7 +87,7 @@ async def test_requests_at_connect(kind: Kind) -> None:
     else:
         assert can.top_logprobs == (19 if kind == "vllm" else 20), "the sampled token counts on one of them"
         assert ("/inference/v1/generate" in info.endpoints) is (kind == "vllm")
-        assert can.grammar is None, "it refused both probes"
+        assert can.grammar_from_first_token is None, "it refused both probes"
 
 
 @pytest.mark.parametrize("takes", ["nothing", "a budget", "free text", "the only text"])
@@ -105,7 +105,7 @@ async def test_what_shows_whether_grammars_apply_from_the_first_token(takes: str
 
     backend = BACKENDS["vllm-completions"]("http://h", sleep=Waits(), http_transport=over_socket(Handler(answer)))
     expected = {"a budget": False, "free text": False, "the only text": True}
-    assert (await backend.connect()).capabilities.grammar is expected.get(takes)
+    assert (await backend.connect()).capabilities.grammar_from_first_token is expected.get(takes)
 
 
 @pytest.mark.parametrize("status", [403, 404, 405])

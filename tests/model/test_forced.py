@@ -282,7 +282,7 @@ def behind_parser(script: Any, loaded: Any = None, **options: Any) -> tuple[Poli
 async def test_a_server_with_a_reasoning_parser_applies_the_grammar_from_the_first_token() -> None:
     script = Says(free_or_forced, name="qwen3-tiny")
     policy, _ = behind_parser(script)
-    assert policy.info.capabilities.grammar is True
+    assert policy.info.capabilities.grammar_from_first_token is True
     model = policy.model()
     await forced(model, {"tool": {"name": "look"}})
     assert script.requests[-1].body["reasoning_ended"] is True
@@ -304,7 +304,7 @@ async def test_a_server_that_cannot_be_told_is_refused_a_grammar() -> None:
     """`/v1/completions` has no field for it: the answer would be free, and recorded as constrained."""
     script = Says(free_or_forced, name="qwen3-tiny")
     policy, engine = behind_parser(script, scale_out=False)
-    assert policy.info.capabilities.grammar is False
+    assert policy.info.capabilities.grammar_from_first_token is False
     before = len(engine.requests)
 
     refused = r"without its reasoning parser.*--enable-scale-out"

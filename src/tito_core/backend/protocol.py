@@ -252,8 +252,9 @@ class Capabilities:
         sampling_mask: Whether it supports it.
         priority: Whether it schedules by priority.
         lower_first: Whether it serves a lower priority sooner.
-        grammar: Whether a grammar constrains an answer from its first token. False where the server applies it only
-            after the policy's reasoning.
+        grammar_from_first_token: Whether a grammar constrains an answer from its first token. False where the server
+            applies it only after the policy's reasoning; None also where it takes no grammars, which its backend
+            refuses with a BadRequestError.
         adapters: Whether requests and scores may name a LoRA adapter.
         options: The server option that enables an output, or raises its limit, by its name in `OptionalOutputs`; and
             that for a "grammar".
@@ -266,7 +267,7 @@ class Capabilities:
     sampling_mask: bool | None = None
     priority: bool | None = None
     lower_first: bool = False
-    grammar: bool | None = None
+    grammar_from_first_token: bool | None = None
     adapters: bool = False
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -285,7 +286,7 @@ class Capabilities:
         Raises:
             UnsupportedByServerError: It does not; the message names the option that enables the output.
         """
-        if sampling.grammar is not None and self.grammar is False:
+        if sampling.grammar is not None and self.grammar_from_first_token is False:
             option = f", or a newer version with {self.options['grammar']}" if "grammar" in self.options else ""
             raise UnsupportedByServerError(
                 f"This {backend} server would apply a grammar only after the policy's reasoning, so it was not sent: a "
