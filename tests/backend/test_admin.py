@@ -24,6 +24,7 @@ from tito_conformance.testing import Completion, HashPolicy, WireResponse
 from tito_core.backend import EngineAdmin, WeightsNotLoadedError, generate_resuming
 from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.generate import generate
+from tito_core.backend.http.backend import HttpBackend
 from tito_core.backend.http.client import HttpRequest
 from tito_core.backend.protocol import Running
 from tito_core.ledger.turn import VersionSpan
@@ -200,3 +201,15 @@ async def test_a_server_that_is_not_in_development_mode_is_told_so() -> None:
     for change in (backend.pause(), backend.resume(), backend.load_weights("/w", "step-1")):
         with pytest.raises(BadRequestError, match=r"404: Not Found\. Start the server with VLLM_SERVER_DEV_MODE=1"):
             await change
+
+
+class Plain(HttpBackend):
+    """A backend of a server that loads no adapters: the four requests that each one has."""
+
+    name = "plain"
+    discover = generate = score = abort_request = None  # type: ignore[assignment]
+
+
+async def test_a_backend_without_a_request_for_adapters_refuses_them() -> None:
+    with pytest.raises(BadRequestError, match="'plain' cannot load or unload the adapter 'a'"):
+        await Plain("http://h").load_adapter("a", "/a")

@@ -43,8 +43,9 @@ _LISTED_MODELS = 5
 
 
 class HttpBackend(ABC):
-    """Base of a backend over HTTP. Subclasses implement `discover`, `generate`, `score`, `abort_request` and
-    `adapter_request`.
+    """Base of a backend over HTTP. Subclasses implement `discover`, `generate`, `score` and `abort_request`, and
+    `adapter_request` where the server loads adapters. `tito_vllm/backend.py` is a model: `generate` calls
+    `checked_info` first, passes `probe=request.is_probe` to `send_generation`, and returns `counted(...)`.
 
     Args:
         base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
@@ -141,10 +142,18 @@ class HttpBackend(ABC):
     async def score(self, token_ids: TokenIds) -> RawScores:
         """Score a sequence teacher-forced; see `Backend.score`."""
 
-    @staticmethod
-    @abstractmethod
-    def adapter_request(name: str, path: str | None) -> HttpRequest:
-        """Return the request that loads an adapter from a folder, or unloads it if `path` is None."""
+    @classmethod
+    def adapter_request(cls, name: str, path: str | None) -> HttpRequest:
+        """Return the request that loads an adapter from a folder, or unloads it if `path` is None.
+
+        Raises:
+            BadRequestError: The server loads none, as by default.
+        """
+        raise BadRequestError(
+            f"The backend {cls.name!r} cannot load or unload the adapter {short_repr(name)}. Name the adapters of its "
+            "server when you start it, or implement `adapter_request`.",
+            backend=cls.name,
+        )
 
     async def load_adapter(self, name: str, path: str) -> None:
         """See `EngineAdmin.load_adapter`. Names are remembered per backend object; a server refuses those in use."""
