@@ -43,7 +43,8 @@ class WireGeneration:
     Attributes:
         request_id: The request's id, as the client sent it.
         prompt_ids: The prompt as sent, with one placeholder for each picture.
-        sampling: Sampling parameters as sent, under the wire's names.
+        sampling: Sampling parameters as sent. The reader names them as `SamplingParams` does; `max_tokens`,
+            `min_tokens` and `sampling_seed` are known, too.
         echoed_ids: The prompt as the server read it.
         output_ids: Sampled ids.
         logprobs: One for each output id.

@@ -160,7 +160,10 @@ class TrainingSample:
 
     @property
     def total(self) -> float | None:
-        """The reward of the rollout plus the credit of this sample: what a trainer gets that takes one number a row."""
+        """The reward of the rollout plus the credit of this sample: what a trainer gets that takes one number a row.
+
+        None where neither is recorded.
+        """
         if self.credit is None:
             return self.reward
         return (self.reward or 0.0) + float(self.credit.sum())

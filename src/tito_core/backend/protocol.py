@@ -522,8 +522,8 @@ class RawResponse:
         cached_tokens: Prompt tokens from the prefix cache.
         versions: Weight-version spans (start, stop, version) in offsets of the output; empty if not reported.
         message: The server's message about an abort.
-        top_logprobs: The most likely tokens at each output position, in any order, with or without the sampled token;
-            or a callable that decodes them.
+        top_logprobs: For each output position a list of (id, logprob) of the most likely tokens, in any order, with or
+            without the sampled token; or a callable that decodes them.
         prompt_logprobs: The prompt's own tokens from `TokenRequest.first_scored` on.
         routed_experts: An integer array of shape (rows, layers, experts), or base64 of a `.npy` or of bare
             little-endian int32.

@@ -166,7 +166,8 @@ class SamplingParams(TypedValues):
         stop_token_ids: Further ids that end an answer, besides the policy's own.
         stop: Strings that end an answer, or one such string.
         seed: Seed of a turn's sampling; None for a random one.
-        ignore_eos: Whether to sample to the limit, whatever ends an answer.
+        ignore_eos: Whether to sample to the limit: none of the policy's stop ids is sent. A server may still end at
+            `stop_token_ids` that you named.
         grammar: What the answer must fit; see `Grammar`. A forced tool call or a structured output has its own.
         extra: Further fields, passed to the engine unchanged, and read-only: lists become tuples. Which ones is a list
             of each backend; all that the backend sets or that would make tokens that the policy did not sample are

@@ -17,9 +17,10 @@ class CallFormat:
 
     To add a format:
 
-    1. Create a module in `tito_core/parsing/formats/`; every module there is imported. If the format is an existing one
-       with other tags, add a `register_format` line to that format's module instead. For a format in another
-       distribution, see `tito_core/parsing/registry.py`.
+    1. In this package, create a module in `tito_core/parsing/formats/`; every module there is imported. If the format
+       is an existing one with other tags, add a `register_format` line to that format's module instead. In a package
+       of yours use any module, leave out step 6, and for step 5 also see the docstring of `tito_core.parsing.registry`,
+       which has the entry point.
     2. Subclass `CallFormat`. List all tags in `tags`, those that begin a call in `opening`, and closers in `pairs`.
     3. Implement `read` for calls between tags, `read_bare` for calls without tags, or both. In `read`, find the end of
        the call with `Completion.frame`, and pass it to `Completion.read_frame` with a function that parses the body.
@@ -44,6 +45,7 @@ class CallFormat:
         class NamedCalls(CallFormat):
             tags = (OPEN, CLOSE)
             opening = frozenset({OPEN})
+            pairs = {OPEN: CLOSE}
 
             def read(self, completion, start, tag):
                 body = search = start + len(OPEN)
@@ -66,7 +68,7 @@ class CallFormat:
 
     Attributes:
         tags: All tags, closing and inner ones included. A tag that is a token of the vocabulary is matched by its id
-            only, so text that spells it remains text.
+            only, so text that spells it remains text. Of tags that begin at one place the longest counts.
         anchors: Control tokens that are part of longer tags, such as `｜DSML｜`; see `Markup`.
         bare: The characters with which a call without tags can begin; empty if every call has a tag.
         opening: The tags that begin a call, or a section of calls.
