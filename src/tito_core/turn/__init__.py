@@ -1,5 +1,5 @@
-"""One turn. `run` is the outline and commits; the other modules are its steps.
+"""One turn. `run` is the outline; the other modules are its steps.
 
-In order: `inputs`, `history` (where a turn continues), `request` (with `prompt`, and `images` if there are any),
-`generate`, `answer`.
+In order: `inputs`, `recording` (which ledger), `history` (where a turn continues; `branch`: why it branches),
+`request` (with `prompt`, and `images` if there are any), `generate`, `answer`, and `recording` again, which commits.
 """
