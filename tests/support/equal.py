@@ -29,7 +29,7 @@ def expect_equal(ledger: Ledger, oracle: Oracle) -> None:
         assert turn.draft.engine.server is ledger[oracle.server_of(turn.index)].draft.engine.server
         assert [above.index for above in ledger.path(turn.index)] == oracle.path(turn.index)
         assert turn.path_length == ledger.path_length(turn.index) == oracle.length(turn.index)
-        assert ledger.extended(turn.index) == (turn.index not in oracle.leaves())
+        assert ledger.is_extended(turn.index) == (turn.index not in oracle.leaves())
         _expect_history(ledger, turn.index, expected)
     shown = [span for turn in oracle.turns for span in turn.media if span[3]]
     assert list(ledger.images) == list(dict.fromkeys(span[2] for span in shown))

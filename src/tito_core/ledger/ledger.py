@@ -362,7 +362,7 @@ class Ledger:
             parts += (np.ascontiguousarray(ids, "<i4").data,)
         return np.frombuffer(b"".join(parts), "<i4")
 
-    def extended(self, index: int) -> bool:
+    def is_extended(self, index: int) -> bool:
         """Return whether another turn has this one as its parent."""
         return index in self._parents
 

@@ -89,7 +89,7 @@ def rewritten_branch(context: HistoryContext, parent: int, written: Branch, *, m
     ledger, last_turn = context.ledger, context.last_turn
     if last_turn is not None and last_turn != parent:
         return _allowed(context, _departure(context, last_turn, None), may_branch)
-    if not ledger.extended(parent) and all(turn.draft.branch != written for turn in ledger):
+    if not ledger.is_extended(parent) and all(turn.draft.branch != written for turn in ledger):
         return written
     return Branch(Reason.SEPARATE, parent) if last_turn == parent else _outsider(context, parent)
 

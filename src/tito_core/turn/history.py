@@ -140,7 +140,7 @@ def find_parent(
         parent = next((turn for turn in ledger.lineage(last_turn) if turn in fitting), max(fitting))
         ledger.adopt(parent, messages[path_messages - 1])
         written = _branch_by_template(ledger, history, messages, parent, path_messages, strips)
-    if written is None and not (len(ledger) if parent is None else ledger.extended(parent)):
+    if written is None and not (len(ledger) if parent is None else ledger.is_extended(parent)):
         return ParentMatch(parent, path_messages, history, None)
     context = HistoryContext(ledger, history, opening, messages, last_turn, is_agents=state is not None)
     if written is not None and parent is not None:
