@@ -25,7 +25,7 @@ from tito_core.chat.comparison import (
     TOKENS_PER_COMPARED_TOKEN,
     Comparisons,
     _text_before_delta,
-    shape_of,
+    delta_shape,
 )
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.referee import RefusedError
@@ -183,7 +183,7 @@ def test_a_right_delta_is_compared_once_per_shape(messages: Any, system: str | N
     made, tools = fresh(), [LOOK] if shows_tools else None
     seen = set()
     for history, answered in places(messages):
-        shape = shape_of(history, answered, system, tools)
+        shape = delta_shape(history, answered, system, tools)
         compare = made.comparison(history, answered, system, tools, 10)
         assert (compare is None) == (shape in seen)
         if compare is not None:
@@ -276,7 +276,7 @@ def test_a_history_that_the_template_refuses_as_a_whole_is_compared_with_nothing
 def test_a_shape_is_of_kinds_and_not_of_content(messages: Any, others: Any, opened: bool) -> None:
     system, tools = ("Be brief.", [LOOK]) if opened else (None, None)
     for history, answered in places(messages):
-        shape = shape_of(history, answered, system, tools)
+        shape = delta_shape(history, answered, system, tools)
         changed: Any = [
             {
                 "role": m["role"],
@@ -284,14 +284,14 @@ def test_a_shape_is_of_kinds_and_not_of_content(messages: Any, others: Any, open
             }
             for m in history
         ]
-        assert shape_of(changed, answered, system, tools) == shape
-        assert shape_of(history, answered, "!" if system else "Be kind.", tools) != shape
-        assert shape_of(history, answered, None if system else "Be brief.", tools) != shape
-        assert shape_of(history, answered, system, None if tools else [LOOK]) != shape
+        assert delta_shape(changed, answered, system, tools) == shape
+        assert delta_shape(history, answered, "!" if system else "Be kind.", tools) != shape
+        assert delta_shape(history, answered, None if system else "Be brief.", tools) != shape
+        assert delta_shape(history, answered, system, None if tools else [LOOK]) != shape
         if answered:
             kinds = [next(iter(block)) for block in history[-1]["content"]]
             more = [*history[:-1], {"role": "user", "content": [*history[-1]["content"], {"text": "!"}]}]
-            assert shape_of(more, answered, system, tools) != shape, kinds
+            assert delta_shape(more, answered, system, tools) != shape, kinds
 
 
 def shown(*results: Any) -> Any:
@@ -314,8 +314,8 @@ PICTURE: Any = {"image": {"format": "png", "source": {"bytes": b""}}}
     ],
 )
 def test_a_shape_names_the_kind_of_each_block_and_counts_the_images_of_results(last: Any, kinds: Any) -> None:
-    assert shape_of([last], 0, None, None) == (None, (), kinds)
-    assert shape_of([last, last], 1, "Be brief.", [LOOK]) == ("Be brief.", (LOOK["name"],), 1, 0, kinds, kinds)
+    assert delta_shape([last], 0, None, None) == (None, (), kinds)
+    assert delta_shape([last, last], 1, "Be brief.", [LOOK]) == ("Be brief.", (LOOK["name"],), 1, 0, kinds, kinds)
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
@@ -324,7 +324,7 @@ def test_a_shape_counts_the_messages_of_results_before_the_parent_turn(rounds: i
     early = [part for _ in range(rounds) for part in (answer, shown([{"text": "a"}], [{"text": "b"}]))]
     history = [question, *early, answer, shown([{"text": "c"}])]
     answered = len(history) - 1
-    assert shape_of(history, answered, None, None)[2:4] == (answered, rounds)
+    assert delta_shape(history, answered, None, None)[2:4] == (answered, rounds)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class Comparisons:
         Returns:
             A function that may run in a thread. It raises `LawViolationError` (law 7) on a difference.
         """
-        shape = hash(shape_of(messages, parent_end, system, tools)) if length <= MAX_COMPARED_TOKENS else None
+        shape = hash(delta_shape(messages, parent_end, system, tools)) if length <= MAX_COMPARED_TOKENS else None
         is_new = shape is not None and shape not in self._seen
         with self._lock:
             self._unspent += added
@@ -124,7 +124,7 @@ class Comparisons:
         return True
 
 
-def shape_of(messages: Sequence[Any], parent_end: int, system: str | None, tools: Sequence[Any] | None) -> Shape:
+def delta_shape(messages: Sequence[Any], parent_end: int, system: str | None, tools: Sequence[Any] | None) -> Shape:
     """Return the shape of a delta or, where `parent_end` is 0, of a first prompt.
 
     It holds the system prompt, tool names, counts of earlier messages and tool results, and the kinds of the blocks
