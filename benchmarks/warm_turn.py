@@ -61,7 +61,7 @@ STAGES = {
     "read_answer": "parse",
     "events": "parse",
     "Ledger.check": "commit",
-    "Prompt.answered": "commit",
+    "Prompt.checked_path": "commit",
     "Recording.commit": "commit",
     "PromptCache.keep": "commit",
 }

@@ -96,7 +96,7 @@ def test_the_number_of_cached_parameters_is_limited() -> None:
 
 
 def keep(prompts: PromptCache, ledger: Ledger, turn: int, prompt: IdText, output: Any) -> None:
-    path = Prompt(ids(), prompt).answered(prompts, ledger, ledger[turn].draft, output)
+    path = Prompt(ids(), prompt).checked_path(prompts, ledger, ledger[turn].draft, output)
     prompts.keep(ledger, turn, ledger[turn].parent, path)
 
 

@@ -229,14 +229,14 @@ async def test_texts_of_a_path_are_those_of_its_ids_or_the_turn_is_refused() -> 
     await ask(model, messages)
     [turn], [request] = model.ledger, engine.requests
     prompt, output = Prompt(request.input_ids, request.id_text, request.images), turn.draft.output_ids
-    texts = prompt.answered(policy._prompts, Ledger(), turn.draft, output)
+    texts = prompt.checked_path(policy._prompts, Ledger(), turn.draft, output)
     assert texts[0].matches(turn.draft.columns.ids)
     assert texts[1] is not None
     assert texts[1].matches(np.concatenate([request.input_ids, output]))
     for images in (request.images, None):
         prompt = Prompt(request.input_ids, request.id_text, images)
         with pytest.raises(LawViolationError) as caught:
-            prompt.answered(policy._prompts, Ledger(), turn.draft, output[:-1])
+            prompt.checked_path(policy._prompts, Ledger(), turn.draft, output[:-1])
         assert caught.value.law == 4
 
 

@@ -69,7 +69,7 @@ class Prompt(msgspec.Struct, frozen=True, eq=False):
         ids = ledger.path_ids(parent, delta)
         return cls(ids, policy._prompts.text(ledger, parent, delta).for_array(ids))
 
-    def answered(self, prompts: PromptCache, ledger: Ledger, draft: Draft, output_ids: TokenIds) -> PathText:
+    def checked_path(self, prompts: PromptCache, ledger: Ledger, draft: Draft, output_ids: TokenIds) -> PathText:
         """Return the text of a draft's path, with this prompt and its answer, before the draft is committed.
 
         Raises:

@@ -64,7 +64,7 @@ async def run_turn(
         agent = recording.agent(ledger, turn_input, match.parent)
         answer = read_answer(policy, prepared, response, partial(ledger.call_ids.next, call_ids), settings, agent)
         checked = ledger.check(answer.draft)
-        path = prepared.prompt.answered(policy._prompts, ledger, answer.draft, response.output_ids)
+        path = prepared.prompt.checked_path(policy._prompts, ledger, answer.draft, response.output_ids)
         ids = ledger.path_ids(match.parent, answer.draft.prompt_ids) if settings.reports_ids else None
         for event in events(answer, response, began, streamed.blocks, ids):
             yield event
