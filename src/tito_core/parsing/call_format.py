@@ -8,7 +8,7 @@ from typing import Any
 
 from tito_core.parsing.call_values import ParsedCallText, shortened
 from tito_core.parsing.completion import Completion, Cursor, Tools
-from tito_core.parsing.grammar import CHOOSE_AUTO, Grammar, NoCallGrammarError
+from tito_core.parsing.grammar import CHOOSE_AUTO, NoCallGrammarError, TagFormat
 from tito_core.parsing.markup import Markup
 
 
@@ -105,7 +105,7 @@ class CallFormat:
         """
         return None
 
-    def grammar(self, markup: Markup, tools: Tools) -> Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> TagFormat:
         """Return the structural tag that forces one call of any of `tools`.
 
         Raises:

@@ -34,7 +34,7 @@ from tito_core.parsing.dialects import rewritten
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.schema import KINDS, JsonSchema, ToolSchema, meaning
 
-Grammar = dict[str, Any]
+TagFormat = dict[str, Any]
 """A "format" object of a structural tag."""
 CHOOSE_AUTO = 'Set tool_choice to {"auto": {}}, or set sampling.grammar.'
 _CLOSED_TYPES = ("object", "array", "string")
@@ -64,20 +64,20 @@ class CallGrammar:
     avoided_ids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, grammar: Grammar, controls: Iterable[int] = ()) -> CallGrammar:
+    def of(cls, grammar: TagFormat, controls: Iterable[int] = ()) -> CallGrammar:
         """Build a grammar from one format and the control tokens of the vocabulary."""
         value = json.dumps({"type": "structural_tag", "format": grammar}, ensure_ascii=False)
         return cls("structural_tag", value, tuple(sorted(set(controls) - _enders(grammar))))
 
 
-def _enders(grammar: Grammar) -> set[int]:
+def _enders(grammar: TagFormat) -> set[int]:
     """Return the tokens that end text which could continue; with a bias against them it might never end."""
     found: set[int] = set()
     _firsts(grammar, found)
     return found
 
 
-def _firsts(grammar: Grammar, enders: set[int]) -> tuple[set[int], bool]:
+def _firsts(grammar: TagFormat, enders: set[int]) -> tuple[set[int], bool]:
     """Return the tokens a format can begin with, and whether it can continue where it can end; add to `enders`."""
     kind = grammar["type"]
     if kind == "token":
@@ -118,38 +118,38 @@ def forced_tools(tools: Tools, name: str | None) -> Tools:
     return {name: tools[name]}
 
 
-def text(value: str) -> Grammar:
+def text(value: str) -> TagFormat:
     """Match exactly this text."""
     return {"type": "const_string", "value": value}
 
 
-def tag(markup: Markup, value: str) -> Grammar:
+def tag(markup: Markup, value: str) -> TagFormat:
     """Match exactly this tag: by its token if the vocabulary has one, else by its text."""
     token = markup.token_of(value)
     return text(value) if token is None else {"type": "token", "token": token}
 
 
-def anchored(markup: Markup, value: str, anchor: str) -> Grammar:
+def anchored(markup: Markup, value: str, anchor: str) -> TagFormat:
     """Match exactly this text; `anchor` in it is matched by its token if the vocabulary has one."""
     token = markup.anchors.get(anchor)
     if token is None:
         return text(value)
-    parts: list[Grammar] = []
+    parts: list[TagFormat] = []
     for i, part in enumerate(value.split(anchor)):
         parts += [{"type": "token", "token": token}] if i else []
         parts += [text(part)] if part else []
     return sequence(*parts)
 
 
-def either(options: Iterable[Grammar]) -> Grammar:
+def either(options: Iterable[TagFormat]) -> TagFormat:
     """Match one of several formats."""
     elements = list(options)
     return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
 
 
-def sequence(*elements: Grammar) -> Grammar:
+def sequence(*elements: TagFormat) -> TagFormat:
     """Match formats one after another. Texts that follow one another become one."""
-    merged: list[Grammar] = []
+    merged: list[TagFormat] = []
     for one in elements:
         if merged and one["type"] == merged[-1]["type"] == "const_string":
             merged[-1] = text(merged[-1]["value"] + one["value"])
@@ -158,16 +158,16 @@ def sequence(*elements: Grammar) -> Grammar:
     return {"type": "sequence", "elements": merged}
 
 
-def arguments_json(schema: JsonSchema) -> Grammar:
+def arguments_json(schema: JsonSchema) -> TagFormat:
     """Match JSON by a schema. Whitespace is limited, so that it cannot fill the turn."""
     return _json(for_grammar(meaning(schema)))
 
 
-def _json(schema: dict[str, Any]) -> Grammar:
+def _json(schema: dict[str, Any]) -> TagFormat:
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 2}
 
 
-def json_calls(tools: Tools, *, before: str = "", arguments: str = "arguments", after: str = "") -> Grammar:
+def json_calls(tools: Tools, *, before: str = "", arguments: str = "arguments", after: str = "") -> TagFormat:
     """Match a JSON object that calls one of the tools, between two texts; `arguments` is the key of its arguments."""
     return either(
         sequence(
@@ -179,12 +179,12 @@ def json_calls(tools: Tools, *, before: str = "", arguments: str = "arguments", 
     )
 
 
-def after_reasoning(markup: Markup, close: str, grammar: Grammar) -> Grammar:
+def after_reasoning(markup: Markup, close: str, grammar: TagFormat) -> TagFormat:
     """Match the rest of reasoning that the prompt opened, its closing tag, and then `grammar`."""
     token = markup.token_of(close)
-    blank: Grammar = {"type": "optional", "content": text("\n\n")}
+    blank: TagFormat = {"type": "optional", "content": text("\n\n")}
     if token is None:
-        thought: Grammar = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": close}
+        thought: TagFormat = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": close}
         return sequence(thought, blank, grammar)
     thinking = {"type": "any_tokens", "exclude_tokens": sorted({token, *markup.special})}
     return sequence(thinking, tag(markup, close), blank, grammar)
@@ -202,13 +202,13 @@ class Parameters:
         tells_kind: Whether the head says if the value is plain text.
     """
 
-    head: Callable[[Grammar, bool], Grammar]
+    head: Callable[[TagFormat, bool], TagFormat]
     end: str
     after: str = ""
     anchor: str = ""
     tells_kind: bool = False
 
-    def all(self, markup: Markup, schema: JsonSchema) -> list[Grammar]:
+    def all(self, markup: Markup, schema: JsonSchema) -> list[TagFormat]:
         """Return the formats of all parameters that a tool's schema allows, in order.
 
         One that is not required is optional. Last come those that the schema allows without declaring them.
@@ -222,11 +222,11 @@ class Parameters:
             for one in [self._one(markup, text(name), meant, name)]
         ]
         if not meant.is_closed():
-            name: Grammar = {"type": "regex", "pattern": _OTHER_NAME}
+            name: TagFormat = {"type": "regex", "pattern": _OTHER_NAME}
             written.append({"type": "star", "content": self._one(markup, name, meant, None)})
         return written
 
-    def _one(self, markup: Markup, key: Grammar, schema: ToolSchema, name: str | None) -> Grammar:
+    def _one(self, markup: Markup, key: TagFormat, schema: ToolSchema, name: str | None) -> TagFormat:
         kinds = KINDS if name is None else schema.kinds((name,))
         wide = {} if name is None else for_grammar(schema, name)
         options = None if name is None else schema.options(name)
@@ -247,11 +247,11 @@ class Parameters:
         return either([plain, sequence(self.head(key, False), _json(wide), close, *after)])
 
 
-def _any_tokens(markup: Markup) -> Grammar:
+def _any_tokens(markup: Markup) -> TagFormat:
     return {"type": "any_tokens", "exclude_tokens": sorted(markup.controls)}
 
 
-def _one_of(options: Iterable[Any]) -> Grammar:
+def _one_of(options: Iterable[Any]) -> TagFormat:
     """Match one of the values, as plain text."""
     written = dict.fromkeys(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in options)
     filled = [text(one) for one in written if one]

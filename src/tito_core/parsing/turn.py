@@ -19,7 +19,7 @@ from tito_core.ledger.errors import TITOError
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.call_values import after_blank
 from tito_core.parsing.completion import Completion, ParsedCall, ParsedTurn, Tools
-from tito_core.parsing.grammar import CallGrammar, Grammar, after_reasoning, arguments_json, forced_tools
+from tito_core.parsing.grammar import CallGrammar, TagFormat, after_reasoning, arguments_json, forced_tools
 from tito_core.parsing.markup import REPLACEMENT, DecodedIds, Mark, Markup
 from tito_core.parsing.schema import JsonSchema, check_tools
 
@@ -120,7 +120,7 @@ class TurnParser:
         """Return the grammar for a JSON answer after reasoning that the prompt opened; None if it opened none."""
         return self.after_open_reasoning(arguments_json(schema), prompt_tail)
 
-    def after_open_reasoning(self, answer: Grammar, prompt_tail: Sequence[int]) -> CallGrammar | None:
+    def after_open_reasoning(self, answer: TagFormat, prompt_tail: Sequence[int]) -> CallGrammar | None:
         """Return the grammar for an answer after reasoning that the prompt opened; None if it opened none."""
         if self.reasoning is None or not self._in_reasoning(prompt_tail):
             return None

@@ -20,8 +20,7 @@ from tito_core.chat.message_check import check_opening, check_system_blocks, des
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.ledger.errors import TITOError
 from tito_core.parsing.completion import Tools
-from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError, arguments_json
-from tito_core.parsing.grammar import Grammar as GrammarFormat
+from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError, TagFormat, arguments_json
 from tito_core.parsing.turn import TurnParser
 
 if TYPE_CHECKING:
@@ -284,7 +283,7 @@ def _after_reasoning(given: Grammar | None, parser: ToolParser, prompt_tail: Seq
     """
     if given is None or not isinstance(parser, TurnParser):
         return None
-    answer: GrammarFormat
+    answer: TagFormat
     match given.kind:
         case "json_schema":
             answer = arguments_json(json.loads(given.value))

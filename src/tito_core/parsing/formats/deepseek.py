@@ -63,7 +63,7 @@ class DeepSeekCalls(CallFormat):
         """Read one section of calls."""
         return SECTION.read(completion, start, _fenced_call if self.fenced else _plain_call)
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of one call."""
         separator = g.tag(markup, SEPARATOR)
         calls = []
@@ -146,7 +146,7 @@ class DsmlCalls(CallFormat):
         )
         return after.stop if after is not None and closes else stop
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of one call."""
         parameters = g.Parameters(
             lambda key, plain: self._head(markup, key, plain), self.end_parameter, "\n", DSML, True
@@ -162,7 +162,7 @@ class DsmlCalls(CallFormat):
         begin = g.anchored(markup, self.section.open + "\n", DSML)
         return g.sequence(begin, g.either(calls), g.anchored(markup, self.section.close, DSML))
 
-    def _head(self, markup: Markup, key: g.Grammar, plain: bool) -> g.Grammar:
+    def _head(self, markup: Markup, key: g.TagFormat, plain: bool) -> g.TagFormat:
         begin = g.anchored(markup, f'{self.parameter} name="', DSML)
         return g.sequence(begin, key, g.text(f'" string="{str(plain).lower()}">'))
 

@@ -57,7 +57,7 @@ class GlmCalls(CallFormat):
             return frame.stop
         return completion.read_frame(frame, self.close, self._call)
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of one call."""
         parameters = g.Parameters(lambda key, _: self._head(markup, key), self.end_value, self.between)
         calls = (
@@ -65,10 +65,10 @@ class GlmCalls(CallFormat):
         )
         return g.sequence(g.tag(markup, self.open), g.either(calls), g.tag(markup, self.close))
 
-    def _named(self, markup: Markup, name: str) -> tuple[g.Grammar, ...]:
+    def _named(self, markup: Markup, name: str) -> tuple[g.TagFormat, ...]:
         return (g.text(name + self.between),)
 
-    def _head(self, markup: Markup, key: g.Grammar) -> g.Grammar:
+    def _head(self, markup: Markup, key: g.TagFormat) -> g.TagFormat:
         between = [g.text(self.between)] if self.between else []
         head = (g.tag(markup, self.key), key, g.tag(markup, self.end_key))
         return g.sequence(*head, *between, g.tag(markup, self.value))
@@ -117,13 +117,13 @@ class HyCalls(GlmCalls):
         """Read one section of calls."""
         return self.section.read(completion, start, self._call)
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of a section with one call."""
         blank = g.text("\n")
         begin, end = g.tag(markup, self.section.open), g.tag(markup, self.section.close)
         return g.sequence(begin, blank, super().grammar(markup, tools), blank, end)
 
-    def _named(self, markup: Markup, name: str) -> tuple[g.Grammar, ...]:
+    def _named(self, markup: Markup, name: str) -> tuple[g.TagFormat, ...]:
         return g.text(name), g.tag(markup, self.separator), g.text(self.between)
 
     def _call(self, cursor: Cursor) -> ParsedCallText:

@@ -65,7 +65,7 @@ class GraniteCalls(CallFormat):
         """Read the array after the tag."""
         return read_array(completion, start, start + len(tag), alone=False)
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of an array of one call, after the tag that is a token of the vocabulary."""
         tag = GRANITE_OPEN if markup.token_of(GRANITE_OLD_OPEN) is None else GRANITE_OLD_OPEN
         return g.sequence(g.tag(markup, tag), forced_array(tools))
@@ -94,7 +94,7 @@ class Phi4Calls(CallFormat):
             completion.mark_loose(first, "The calls must be the whole message.")
         return len(completion.text)
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of an array of one call."""
         return g.sequence(g.text("functools"), forced_array(tools))
 
@@ -141,7 +141,7 @@ class XlamCalls(CallFormat):
         completion.mark_loose(first, "The calls are in a fenced block, but the array must be the whole message.")
         return len(completion.text)
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of an array of one call."""
         return forced_array(tools)
 
@@ -180,7 +180,7 @@ class TaggedArrayCalls(CallFormat):
             completion.add_unclosed(start, frame.stop, f"The calls have no closing {close} tag.")
         return frame.stop
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of one call."""
         number = f'"{self.number}": "0", ' if self.number else ""
         calls = (
@@ -229,7 +229,7 @@ class MistralCalls(CallFormat):
             completion.add(start, stop, call)
         return stop
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of one call, in the form for the vocabulary."""
         if markup.token_of(ARGUMENTS) is None:
             return g.sequence(g.tag(markup, CALL), forced_array(tools))
@@ -346,7 +346,7 @@ def _broken(completion: Completion, start: int, body: int) -> None:
         raise AssertionError("A JSON value has an end.")
 
 
-def forced_array(tools: Tools) -> g.Grammar:
+def forced_array(tools: Tools) -> g.TagFormat:
     """Return the grammar of an array of one call."""
     return g.json_calls(tools, before="[", after="]")
 

@@ -65,7 +65,7 @@ class HermesCalls(CallFormat):
         frame = completion.frame(start, body, self.close, self.opening, search)
         return completion.read_frame(frame, self.close, self._call, self_delimiting=True)
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of one call."""
         begin, end = g.tag(markup, self.open), g.tag(markup, self.close)
         return g.sequence(begin, g.json_calls(tools, before="\n", after="\n"), end)
@@ -91,7 +91,7 @@ class Llama3Calls(CallFormat):
         """Read the calls, if the message begins like one."""
         return _read_objects(completion, start, start) if _BEGINS.match(completion.text, start) else None
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of one call."""
         return g.json_calls(tools, arguments="parameters")
 

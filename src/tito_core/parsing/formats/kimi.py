@@ -54,7 +54,7 @@ class KimiCalls(CallFormat):
         """Read one section of calls."""
         return K2_SECTION.read(completion, start, self._call)
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of one call."""
         number, arguments = {"type": "regex", "pattern": "[0-9]+"}, g.tag(markup, K2_ARGUMENTS)
         calls = (

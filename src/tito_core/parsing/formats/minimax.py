@@ -73,7 +73,7 @@ class MiniMaxCalls(CallFormat):
         """Read one section of calls."""
         return self.section.read(completion, start, self._call)
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of one call."""
         parameters = g.Parameters(
             lambda key, _: g.sequence(g.text(f'{PARAMETER}"'), key, g.text('">')), END_PARAMETER, "\n"

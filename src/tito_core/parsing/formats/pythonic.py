@@ -80,7 +80,7 @@ class PythonicCalls(CallFormat):
         _read(completion, start, self._calls(completion, start, len(completion.text)), len(completion.text))
         return len(completion.text)
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Raise: engines have no grammar for Python literals by schema."""
         raise g.NoCallGrammarError(
             "A tool call cannot be forced with a pythonic parser: engines have no grammar for Python arguments by "

@@ -89,7 +89,7 @@ class Qwen3CoderCalls(CallFormat):
             mark = following
         return found
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+    def grammar(self, markup: Markup, tools: Tools) -> g.TagFormat:
         """Return the grammar of one call."""
         parameters = g.Parameters(
             lambda key, _: g.sequence(g.text(PARAMETER), key, g.text(f">{self.frame}")),
