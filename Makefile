@@ -92,7 +92,7 @@ engines: $(READY)  ## run every test that needs real vLLM and SGLang servers on 
 routers: $(READY)  ## run rollouts through the engines' own routers, before scripted servers; it installs the routers
 	$(BIN)/python -m pytest -q -m routers --timeout 300 tests/routers $(TEST_ARGS)
 
-harnesses: $(READY)  ## run Claude Code and Codex through the gateway, before scripted engines; it installs them with npm
+harnesses: $(READY)  ## run Claude Code, Codex and mini-swe-agent through the gateway, before scripted engines; it installs them
 	$(BIN)/python tools/harnesses.py $(HARNESS_ARGS)
 
 trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs what they resolve to

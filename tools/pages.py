@@ -21,7 +21,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -73,6 +73,7 @@ def current_pages() -> Iterator[tuple[Path, str]]:
     page, text = ROOT / "docs/gateways.md", (ROOT / "docs/gateways.md").read_text(encoding="utf-8")
     for name, made in gateway_tables():
         text = with_block(text, name, made)
+    text = with_block(text, "harnesses", harness_table())
     yield page, text
 
 
@@ -137,6 +138,36 @@ def _findings(report: Mapping[str, Any]) -> str:
             detail = " ".join(each["detail"].split()).replace("`", "'").replace("<", "&lt;")
             lines.append(f"- `{each['name']}`, {each['result']}: {detail}")
     return "\n".join(lines)
+
+
+def harness_table() -> str:
+    """Return what real harnesses kept through each gateway, from the reports in `evidence/harnesses`."""
+    reports = [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "evidence/harnesses").glob("*.json"))
+    ]
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for report in reports:
+        facts, runs = report["gateway"], [run for run in report["rollouts"] if not run["canonical"]]
+        canonical = [run for run in report["rollouts"] if run["canonical"]]
+        every = {name: sum(run[name] for run in runs) for name in ("turns", "rows", "later", "kept")}
+        cells = (
+            f"{report['harness']} {report['release']}",
+            " ".join(filter(None, (facts["name"], facts["version"], facts["variant"]))),
+            f"{sum(run['mended'] for run in runs)} of {len(runs)}",
+            *(str(every[name]) for name in ("turns", "rows")),
+            f"{sum(run['rows'] == 1 for run in runs)} of {len(runs)}",
+            _once(runs),
+            f"{every['kept']} of {every['later']}",
+            ", ".join(f"{run['rows']} of {run['turns']} turns, {_once([run])} once" for run in canonical),
+        )
+        rows.setdefault(cells, []).append(report["wire"])
+    heads = ["harness", "gateway", "file mended", "turns", "rows", "of one row", "trained once", "kept", "canonical"]
+    lines = [f"| {' | '.join([*heads, 'engine'])} |", f"|{' --- |' * (len(heads) + 1)}"]
+    return "\n".join([*lines, *(f"| {' | '.join([*cells, ', '.join(wires)])} |" for cells, wires in rows.items())])
+
+
+def _once(runs: Sequence[Mapping[str, Any]]) -> str:
+    return f"{sum(run['once'] for run in runs) / max(1, sum(run['sampled'] for run in runs)):.0%}"
 
 
 def settings_tables() -> Iterator[tuple[str, str]]:

@@ -21,10 +21,10 @@ from strands_tito import cli
 from strands_tito.gateway import Gateway
 from support.pages import ROOT
 from tito_conformance.gateway.adapter import ADAPTERS, HttpGateway
-from tito_conformance.gateway.audit import Row
+from tito_conformance.gateway.audit import Row, trained_once
 from tito_conformance.gateway.checks import CHECKS, Verdict
 from tito_conformance.gateway.dialects import DIALECTS
-from tito_conformance.gateway.engine import Engine, load
+from tito_conformance.gateway.engine import Call, Engine, load
 from tito_conformance.gateway.run import FAILED, Report, run
 from tito_conformance.testing import ScriptedRequest
 from tito_core import Policy
@@ -222,6 +222,17 @@ def test_the_page_shows_an_adapter_as_it_is() -> None:
     page = (ROOT / "docs/gateways.md").read_text()
     assert f"```python\n{(ADAPTERS / 'rllm_model_gateway.py').read_text()}```" in page
     assert all(path.stem.replace("_", "-") in page for path in ADAPTERS.glob("*.py"))
+
+
+def test_a_sampled_token_counts_once_where_one_row_trains_it_with_its_logprob() -> None:
+    first, second = Call(0, [1, 2], [3, 4], [-0.5, -0.25], {}), Call(1, [1, 2, 3, 4, 5], [6], [-1.0], {})
+    path = Row([1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1], [None, None, -0.5, -0.25, None, -1.0])
+    assert trained_once([path], [first, second]) == 3
+    again = Row(path.ids[:4], path.mask[:4], path.logprobs[:4])
+    assert trained_once([path, again], [first, second]) == 1  # the first answer twice
+    assert trained_once([again], [first, second]) == 2  # the second one nowhere
+    assert trained_once([replace(path, logprobs=[None, None, -0.5, -0.5, None, None])], [first, second]) == 1
+    assert trained_once([replace(path, ids=[1, 2, 3, 9, 5, 6])], [first, second]) == 0
 
 
 async def test_an_export_that_cannot_be_read_is_a_failed_check() -> None:

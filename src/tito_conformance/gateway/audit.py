@@ -86,6 +86,16 @@ def trained(rows: Sequence[Row], calls: Sequence[Call]) -> list[Call]:
     return [call for call in calls if any(row.trains(call) for row in rows)]
 
 
+def trained_once(rows: Sequence[Row], calls: Sequence[Call]) -> int:
+    """Return how many sampled tokens are trained exactly once over all rows, with the engine's logprob."""
+    count = 0
+    for call in calls:
+        held = [row for row in rows if row.holds(call) and len(row.ids) == len(row.mask) == len(row.logprobs)]
+        for at, reported in enumerate(call.logprobs, len(call.prompt_ids)):
+            count += [row.logprobs[at] for row in held if row.mask[at]] == [reported]
+    return count
+
+
 def check_extends(before: Call, after: Call, tokenizer: Any) -> None:
     """Check that a prompt begins with an earlier prompt and its samples, token for token, and closes them once.
 

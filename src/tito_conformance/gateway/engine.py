@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -84,9 +84,12 @@ class Answers:
         if kind == "aborted" and (nonce := NONCE.search(self.text(request))) and nonce[0] not in self._aborted:
             ids, finish = ids[:4], "abort"
             self._aborted.add(nonce[0])
+        return self.sampled(request, ids, finish)
+
+    def sampled(self, request: ScriptedRequest, ids: Sequence[int], finish: FinishReason | None = None) -> Completion:
+        """Return an answer with the request's own logprobs."""
         own = random.Random(f"{self._seed}/{request.number}/logprobs")
-        logprobs = [float32(-0.001 - own.expovariate(1.0)) for _ in ids]
-        return Completion(ids, logprobs, finish=finish)
+        return Completion(ids, [float32(-0.001 - own.expovariate(1.0)) for _ in ids], finish=finish)
 
     def kind(self, request: ScriptedRequest) -> str:
         """Return the name in the prompt's last mark, "text" without one."""
@@ -113,16 +116,16 @@ class Answers:
             calls = [_call(rng, "lookup", "q", f"{first} {number}")]
             if kind == "calls":
                 calls.append(_call(rng, "weigh", "item", f"{second} {number + 1}"))
-            return self._drifted("\n".join(calls), rng, limit)
+            return self.drifted("\n".join(calls), rng, limit)
         text = f"The {first} {second} counts {number} leaves."
         if kind == "json":
             text = f'{{"{first}": "{second}",  "leaves":{number}}}'
-        return self._encode(text + END) if kind == "canonical" else self._drifted(text, rng, limit)
+        return self._encode(text + END) if kind == "canonical" else self.drifted(text, rng, limit)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _drifted(self, text: str, rng: random.Random, limit: int) -> list[int]:
+    def drifted(self, text: str, rng: random.Random, limit: int) -> list[int]:
         """Return ids that decode to the text, and the end of the turn; encoding gives other ids within `limit`.
 
         Within a few tokens it may not: a client that asks whether the engine is alive wants one.
@@ -174,24 +177,33 @@ class Engine:
     """The scripted engine and its log.
 
     Attributes:
+        answers: Its script, whose class a caller may choose.
         scripted: The engine; serve it with `tito_conformance.testing.ScriptedServer`.
         held: While set, every request whose prompt has it waits before it is answered.
     """
 
-    def __init__(self, wire: str, tokenizer: str, seed: int, release: str = "0.32.0") -> None:
+    def __init__(
+        self,
+        wire: str,
+        tokenizer: str,
+        seed: int,
+        release: str = "0.32.0",
+        answers: type[Answers] = Answers,
+        context: int = CONTEXT,
+    ) -> None:
         self.tokenizer: Any = load(tokenizer)
-        self._answers = answers = Answers(self.tokenizer, seed)
+        self.answers = answers(self.tokenizer, seed)
         self.held = ""
         self.scripted: ScriptedEngine = scripted_engine(
             wire,
-            answers,
+            self.answers,
             vocab_size=len(self.tokenizer),
-            max_model_len=CONTEXT,
+            max_model_len=context,
             eos_ids=self.tokenizer.encode(END),
             decode=self.tokenizer.decode,
             encode=lambda text, special: self.tokenizer.encode(text, add_special_tokens=special),
             release=release,
-            fault=answers.fault,
+            fault=self.answers.fault,
         )
         self.scripted.wire = ChatWire(self.scripted.wire, self.tokenizer)
         self.scripted.hold = lambda request: bool(self.held) and self._has(request, self.held)
@@ -214,10 +226,10 @@ class Engine:
         return sorted(found, key=lambda call: call.number)
 
     def _has(self, request: ScriptedRequest, text: str) -> bool:
-        return text in self._answers.text(request)
+        return text in self.answers.text(request)
 
     def _call(self, answer: Settled) -> Call:
         request, count = answer.request, len(answer.output_ids)
-        reported = {"bare": 0, "short": count - 1}.get(self._answers.kind(request), count)
+        reported = {"bare": 0, "short": count - 1}.get(self.answers.kind(request), count)
         logprobs = [*answer.logprobs[:reported], *[None] * (count - reported)]
         return Call(request.number, list(request.prompt_ids), list(answer.output_ids), logprobs, request.body)

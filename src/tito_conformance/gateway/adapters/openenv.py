@@ -9,6 +9,7 @@ FACTS = {
     "package": "openenv",
     "pip": ["openenv"],
     "python": "3.10 and later",
+    "speaks": ["chat", "messages", "responses"],
     "wires": ["vllm"],
     "token_in": False,
     "renders": "engine",

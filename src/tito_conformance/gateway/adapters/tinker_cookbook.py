@@ -17,6 +17,7 @@ FACTS = {
     "package": "tinker-cookbook",
     "pip": ["--no-deps tinker-cookbook", "tinker torch==2.13.0 transformers aiohttp chz blobfile pillow numpy"],
     "python": "3.11 and later",
+    "speaks": ["chat", "messages"],
     "wires": ["vllm"],
     "token_in": False,
     "aborts": False,
