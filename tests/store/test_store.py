@@ -153,6 +153,36 @@ def test_a_file_that_lost_bytes_in_its_middle_is_damaged(tmp_path: Path, data: s
         store.read(path)
 
 
+class Growing(io.BytesIO):
+    """A file to which another process appends the rest of a record, and one more, at one of the reads."""
+
+    def __init__(self, whole: bytes, size: int, at: int) -> None:
+        super().__init__(whole[:size])
+        self._whole, self._at = whole, at
+
+    def readinto(self, view: Any) -> int:
+        if not self._at:
+            place = self.tell()
+            super().write(self._whole[self.seek(0, os.SEEK_END) :])
+            self.seek(place)
+        self._at -= 1
+        return super().readinto(view)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_that_grows_while_it_is_read_is_not_damaged(tmp_path: Path, data: st.DataObject) -> None:
+    """A reader of a running collection met half a record, and then one behind it."""
+    path = tmp_path / "rollouts.tito"
+    path.unlink(missing_ok=True)
+    store.append(path, [ledger(1), ledger(2)])
+    whole = path.read_bytes()
+    expected = [*frames(io.BytesIO(whole), len(PREAMBLE), "rollouts.tito")]
+    size, at = data.draw(st.integers(len(PREAMBLE), len(whole))), data.draw(st.integers(0, 4))
+    found = [*frames(Growing(whole, size, at), len(PREAMBLE), "rollouts.tito")]
+    assert found == expected[: len(found)]
+
+
 @pytest.mark.parametrize("tail", [b"# a line of text\n", b"\x10\0\0\0abcd\x09", bytes(28) + b"\x01"])
 def test_an_end_that_no_writer_began_is_damage(tail: bytes, tmp_path: Path) -> None:
     path = tmp_path / "rollouts.tito"

@@ -235,7 +235,9 @@ class Index:
 
 
 class _Window:
-    """A buffer that moves over a file, from `start` to the file's end.
+    """A buffer that moves over a file, from `start` to the end that the file has now.
+
+    What another process appends meanwhile is not read: a record that is half there and one after it would be damage.
 
     Attributes:
         view: The buffer.
@@ -246,6 +248,7 @@ class _Window:
     def __init__(self, file: Readable, start: int) -> None:
         self._file = file
         self._start = start  # the buffer's offset in the file
+        self._end = file.seek(0, os.SEEK_END)
         self.view = memoryview(bytearray(BLOCK))
         self.at = self.stop = 0
 
@@ -310,10 +313,11 @@ class _Window:
 
     def _left(self) -> int:
         """Return the number of bytes of the file from the next record on."""
-        return self._file.seek(0, os.SEEK_END) - self.offset
+        return self._end - self.offset
 
     def _fill(self, view: memoryview, offset: int) -> int:
         """Read from an offset into a buffer. A file's own position is not used: forked processes share it."""
+        view = view[: max(0, self._end - offset)]
         if isinstance(self._file, BytesIO):
             self._file.seek(offset)
             return self._file.readinto(view)
