@@ -121,7 +121,7 @@ def run(total: int, seed: int, place: Path) -> None:
                 fleet.stacks[0].close()
             if part == PARTS // 2:
                 cluster.remove_node(sorted(cluster.worker_nodes, key=str)[0])
-        wait_for(out, total - CONCURRENCY)
+        wait_for(out, total - 4 * CONCURRENCY)  # all actors are busy
         seen.append(costs(pid))
         while status := forks.wait(pid):  # rollouts that failed with their worker are missing
             print(f"status {status}: {log.read_text()[-300:]}")
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run(arguments.rollouts // GROUP // PARTS * GROUP * PARTS, arguments.seed, Path(folder))
+        run(-(-arguments.rollouts // (GROUP * PARTS)) * GROUP * PARTS, arguments.seed, Path(folder))
 
 
 if __name__ == "__main__":
