@@ -206,6 +206,7 @@ def test_every_key_of_the_clients_requests_is_served_without_effect_or_refused()
         (responses.responses_turn, {"input": 7}),
         (responses.responses_turn, {"input": [{"role": "developer", "content": [PICTURE]}]}),
         (responses.responses_turn, {"input": [{"role": "user", "content": [{**PICTURE, "image_url": "http://x/y"}]}]}),
+        (responses.responses_turn, {"input": [{"role": "user", "content": [{**PICTURE, "image_url": None}]}]}),
     ],
 )
 def test_what_cannot_be_served_is_refused(read: Any, wrong: Any) -> None:

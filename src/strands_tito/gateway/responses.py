@@ -133,7 +133,7 @@ def _item(item: Mapping[str, Any], where: str) -> tuple[str, list[Any]]:
             case "function_call_output":
                 content = _blocks(item["output"], where)
                 return "user", [{"toolResult": {"toolUseId": item["call_id"], "status": "success", "content": content}}]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise Refusal(f"{where}: the item is not readable ({error!r}).", param=where) from None
     raise Refusal(f"{where}: an item of type {item['type']!r} is not served.", param=where)
 
