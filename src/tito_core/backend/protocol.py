@@ -252,9 +252,8 @@ class Capabilities:
         sampling_mask: Whether it supports it.
         priority: Whether it schedules by priority.
         lower_first: Whether it serves a lower priority sooner.
-        grammar_from_first_token: Whether a grammar constrains an answer from its first token. False where the server
-            applies it only after the policy's reasoning; None also where it takes no grammars, which its backend
-            refuses with a BadRequestError.
+        grammar_from_first_token: Whether a grammar constrains an answer from its first token, not only after the
+            policy's reasoning. None also without grammars: then the backend refuses one with a BadRequestError.
         adapters: Whether requests and scores may name a LoRA adapter.
         options: The server option that enables an output, or raises its limit, by its name in `OptionalOutputs`; and
             that for a "grammar".
