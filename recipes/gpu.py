@@ -44,7 +44,9 @@ TOP_K = 19
 """The most that vLLM records at its own limits."""
 STORY = 400
 """Tokens of each answer of `partial_rollouts.run_rollout`."""
-MASKS = ("--return-sampling-mask", "--logprobs-mode", "processed_logprobs")
+IDS = 64
+"""Ids whose scores one request asks for."""
+MASKS = ("--return-sampling-mask", "--logprobs-mode", "processed_logprobs", "--max-logprobs", str(IDS))
 Figures = dict[str, Any]
 
 
@@ -63,10 +65,10 @@ def on_gpu(model: str, port: int, *flags: str) -> Iterator[tuple[str, str]]:
     given = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
     process = subprocess.Popen([*command, "--enable-scale-out", *flags], env=given)
     try:
-        while not fetched(f"{url}/health"):
+        while fetched(f"{url}/health") is None:  # vLLM's answer is empty
             if process.poll() is not None:
                 raise RuntimeError(f"vLLM ended with status {process.returncode} before it answered.")
-            time.sleep(2)
+            time.sleep(0.5)
         yield url, folder
     finally:
         process.terminate()
@@ -141,7 +143,7 @@ async def kept(policy: Policy, copies: int, tokens: int) -> Figures:
         sets, mask = kept_sets_of(path), path.loss_mask == 1
         assert sets is not None  # the sampling truncates
         ids = np.unique(np.concatenate([sets.ids, path.token_ids[mask]]))
-        scores = (await score(policy.backend, path.token_ids.tolist(), of=ids.tolist()))[mask, 1:]
+        scores = (await scored(policy, path.token_ids.tolist(), ids.tolist()))[mask]
         own = np.searchsorted(ids, path.token_ids[mask])
         counts = sets.counts[mask]
         chosen = np.repeat(mask, sets.counts)
@@ -156,6 +158,13 @@ async def kept(policy: Policy, copies: int, tokens: int) -> Figures:
         "mismatch, over the whole vocabulary": shown(whole(recorded, np.concatenate(plain))),
         "mismatch, over the recorded kept sets": shown(whole(recorded, np.concatenate(replayed))),
     }
+
+
+async def scored(policy: Policy, token_ids: list[int], of: list[int]) -> Any:
+    """Return the logprobs of given ids in the place of each token, (n, k)."""
+    parts = [of[start : start + IDS] for start in range(0, len(of), IDS)]
+    found = await asyncio.gather(*(score(policy.backend, token_ids, of=part) for part in parts))
+    return np.concatenate([each[:, 1:] for each in found], axis=1)
 
 
 async def update(policy: Policy, url: str, folder: str, seconds: float) -> Figures:
@@ -201,6 +210,7 @@ def shown(found: Mismatch) -> str:
 def curve(arguments: argparse.Namespace, out: Path) -> Figures:
     """Run recipes/trl_lora in a process of its own, and keep its curves."""
     options = ["--tiny"] if arguments.tiny else ["--gpus", "0", "--updates", str(arguments.updates)]
+    options += ["--port", str(arguments.port)]
     options += ["--torch-index", arguments.torch_index] if arguments.torch_index else []
     command = [
         arguments.trl_python,
@@ -232,7 +242,9 @@ def page(arguments: argparse.Namespace, parts: Mapping[str, Figures]) -> str:
     for title, figures in parts.items():
         lines += [f"## {title}", "", "| | |", "| --- | --- |"]
         lines += [f"| {name.replace('|', chr(92) + '|')} | {value} |" for name, value in figures.items()] + [""]
-    return "\n".join([*lines, "![Rewards by update, held-out scores before and after](curves.svg)", ""])
+    if (arguments.out / "curves.svg").exists():
+        lines += ["![Rewards by update, held-out scores before and after](curves.svg)", ""]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -249,21 +261,26 @@ def main() -> None:
     arguments = parser.parse_args()
     tokens, copies = (64, 1) if arguments.tiny else (1024, arguments.copies)
     arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "curves.svg").unlink(missing_ok=True)  # of an earlier run
     parts: dict[str, Figures] = {}
+
+    def keep(title: str, figures: Figures) -> None:
+        parts[title] = figures
+        (arguments.out / "page.md").write_text(page(arguments, parts), "utf-8")  # a later part may fail after hours
+
     plain = on_cpu("vllm", arguments.torch_index) if arguments.tiny else on_gpu(arguments.model, arguments.port)
     with plain as (url, folder):
         policy = Policy.connect(backend="vllm", base_url=url, tokenizer=folder, patience_s=900)
-        parts["The demo's questions"] = asyncio.run(questions(policy, copies, tokens))
-        parts["A change of weights"] = asyncio.run(update(policy, url, folder, 3.0 if arguments.tiny else 1.5))
+        keep("The demo's questions", asyncio.run(questions(policy, copies, tokens)))
+        keep("A change of weights", asyncio.run(update(policy, url, folder, 3.0 if arguments.tiny else 1.5)))
     masks = (
         on_cpu("sglang", arguments.torch_index) if arguments.tiny else on_gpu(arguments.model, arguments.port, *MASKS)
     )
     with masks as (url, folder):
         backend = "sglang" if arguments.tiny else "vllm"
         policy = Policy.connect(backend=backend, base_url=url, tokenizer=folder, patience_s=900)
-        parts[f"top-p 0.9, top-k {TOP_K}"] = asyncio.run(kept(policy, copies, tokens))
-    parts["A learning curve"] = curve(arguments, arguments.out)
-    (arguments.out / "page.md").write_text(page(arguments, parts), "utf-8")
+        keep(f"top-p 0.9, top-k {TOP_K}", asyncio.run(kept(policy, copies, tokens)))
+    keep("A learning curve", curve(arguments, arguments.out))
     print(f"gpu: ok, {arguments.out / 'page.md'}")
 
 

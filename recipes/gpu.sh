@@ -4,7 +4,7 @@
 #   gpu.sh --tiny    no GPU: the same with SmolLM2-135M on a CPU
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-if [ "${1:-}" = --tiny ]; then
+if [[ " $* " = *" --tiny "* ]]; then
   make -s setup
   python=.venv/bin/python
   trl=${PYTHON:-$($python tools/matrix.py --python trl-1.16.0)}

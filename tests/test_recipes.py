@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import socket
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,6 +118,36 @@ async def test_the_pipelines_agent_records_both_scores(agent_of: Any) -> None:
         await run_rollout(agents.make(model, QUESTION), model, QUESTION)
         assert (model.ledger.annotation("reward"), model.ledger.annotation("tool_use")) == scores
         assert agents.tool_use_reward([model.ledger.uuid]) == [scores[1]]
+
+
+VLLM = """#!{python}
+import http.server, sys
+class Empty(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Empty).serve_forever()
+"""
+"""Its /health is 200 without a body, as vLLM's."""
+
+
+def test_the_gpus_script_sees_that_its_server_is_up(
+    agent_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(RECIPES.parent / "examples")
+    gpu = agent_of(".", "gpu")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "vllm").write_text(VLLM.format(python=sys.executable))
+    (tmp_path / "vllm").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda model: str(tmp_path / model))
+    with gpu.on_gpu("policy", port) as served:
+        assert served == (f"http://127.0.0.1:{port}", str(tmp_path / "policy"))
+    (tmp_path / "vllm").write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(RuntimeError, match="status 3"), gpu.on_gpu("policy", port):
+        pass
 
 
 @pytest.mark.parametrize(
