@@ -117,6 +117,9 @@ def test_values_nest_a_hundred_levels_deep_and_no_deeper(wrap: Callable[[Any], A
         check_messages([returned({"json": deeper})])
     with pytest.raises(InvalidMessageError, match=r"'look'.* nests more than 100"):
         check_schemas([{**SPEC, "inputSchema": {"json": deeper}}])
+    for part in ({"outputSchema": deeper}, {"inputSchema": {"json": {}, "more": deeper}}):
+        with pytest.raises(InvalidMessageError, match=r"'look' .* tool_specs\[0\] nests more than 100"):
+            check_schemas([{**SPEC, **part}])
 
 
 @settings(max_examples=30)

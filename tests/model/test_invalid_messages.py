@@ -179,6 +179,8 @@ SPECS: list[tuple[Any, str]] = [
     ([{**LOOK, "description": None}], r"'description'\].*'look' is None"),
     ([{"name": "look", "inputSchema": {"json": {"a": b"x"}}}], r"tool 'look'.* JSON.*type bytes"),
     ([{"name": "look", "inputSchema": {"json": {"a": DEEP}}}], "100 levels"),
+    ([{**LOOK, "outputSchema": {"json": DEEP}}], "100 levels"),
+    ([{**LOOK, "outputSchema": {"maximum": 10**5000}}], "bits"),
 ]
 CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"system_prompt": 5}, InvalidMessageError, "system_prompt is 5"),

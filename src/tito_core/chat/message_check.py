@@ -115,14 +115,17 @@ def check_bounds(value: Any, where: str) -> None:
 
 
 def check_schemas(tool_specs: Sequence[Mapping[str, Any]] | None) -> None:
-    """Check that tool schemas are JSON.
+    """Check that tool schemas are JSON, and that what else a specification has can be written and compared.
 
     Raises:
-        InvalidMessageError: A schema is not JSON; the message names the place.
+        InvalidMessageError: A schema is not JSON, or another part fails `check_bounds`; the message names the place.
     """
     for i, spec in enumerate(tool_specs or ()):
-        if fault := _fault_of(spec["inputSchema"]["json"], f"tool_specs[{i}]['inputSchema']['json']", DEEPEST):
+        where = f"tool_specs[{i}]"
+        if fault := _fault_of(spec["inputSchema"]["json"], f"{where}['inputSchema']['json']", DEEPEST):
             raise InvalidMessageError(f"The schema of tool {spec['name']!r} is not JSON: {fault}.")
+        if fault := _bound_fault({**spec, "inputSchema": {**spec["inputSchema"], "json": None}}, where):
+            raise InvalidMessageError(f"Tool {spec['name']!r} cannot be stored: {fault}.")
 
 
 def _count_simple(message: Any) -> int | None:
